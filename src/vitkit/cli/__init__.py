@@ -1,0 +1,1 @@
+"""The command: arguments in, one call each, words or JSON out."""

@@ -1,0 +1,63 @@
+"""The command `vitkit`: its list of commands, and what happens when one fails.
+
+Nothing here imports torch, so that `vitkit --help` answers at once; each command imports what it
+needs when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from vitkit import __version__
+from vitkit.cli import model
+from vitkit.errors import VitkitError
+
+app = typer.Typer(
+    name="vitkit",
+    help="The Vision Transformer: build, train, look inside, serve.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog="Errors exit with code 2 and say what to do next; add --debug anywhere to see the traceback.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vitkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("zoo")(model.zoo)
+app.command("summary")(model.summary)
+
+
+def run() -> None:
+    """Entry point: vitkit's own errors become one or two lines and exit code 2, never a traceback."""
+    debug = "--debug" in sys.argv
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    try:
+        app(args=arguments, prog_name="vitkit")
+    except VitkitError as e:
+        if debug:
+            raise
+        typer.echo(f"error: {e}", err=True)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has gone
+        sys.stderr.close()
+        raise SystemExit(0) from None
