@@ -1,0 +1,81 @@
+"""Evaluation: the model's `Preprocessing`, and nothing else, turns a picture into its input.
+
+The pixels are those of timm and Hugging Face for their models: the same Pillow resize, the same
+rounding of sizes, the same centre. Batches travel as uint8 and become floats at the very end
+(`normalise`), on the device of the model.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitkit.model.config import Preprocessing, Size
+
+RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
+
+
+def prepare(picture: Image.Image, pre: Preprocessing) -> Image.Image:
+    """Resize and cut out the centre: a picture of any size -> one of `pre.size`."""
+    height, width = resized_to(picture.height, picture.width, pre)
+    if (width, height) != picture.size:
+        picture = picture.resize((width, height), RESAMPLING[pre.interpolation])
+    if (height, width) == pre.size:
+        return picture
+    top, left = (round((n - wanted) / 2.0) for n, wanted in zip((height, width), pre.size, strict=True))
+    return picture.crop((left, top, left + pre.size[1], top + pre.size[0]))
+
+
+def resized_to(height: int, width: int, pre: Preprocessing) -> Size:
+    """The size a picture is resized to before the centre is cut out."""
+    goal = math.floor(pre.size[0] / pre.crop), math.floor(pre.size[1] / pre.crop)
+    if pre.fit == "squash":
+        return goal
+    if goal[0] == goal[1]:  # the shorter side to the goal, the longer one rounded down, as torchvision does
+        short, long = sorted((height, width))
+        longer = int(goal[0] * long / short)
+        return (goal[0], longer) if height <= width else (longer, goal[0])
+    ratio = min(height / goal[0], width / goal[1])
+    return max(goal[0], round(height / ratio)), max(goal[1], round(width / ratio))
+
+
+def to_tensor(picture: Image.Image | np.ndarray) -> Tensor:
+    """A picture -> uint8 (C, H, W)."""
+    array = np.asarray(picture)
+    array = array[:, :, None] if array.ndim == 2 else array
+    return torch.from_numpy(np.array(array)).permute(2, 0, 1)  # C H W
+
+
+def normalise(images: Tensor, pre: Preprocessing) -> Tensor:
+    """uint8 (..., C, H, W) -> float (x / 255 - mean) / std, on whatever device the images are."""
+    mean, std = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (pre.mean, pre.std))
+    return images.float().div_(255).sub_(mean).div_(std)
+
+
+def denormalise(images: Tensor, pre: Preprocessing) -> Tensor:
+    """The way back, for looking at what a model saw: float -> uint8."""
+    mean, std = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (pre.mean, pre.std))
+    return images.mul(std).add_(mean).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def prepare_pixels(pixels: Tensor, pre: Preprocessing) -> Tensor:
+    """`prepare` for a whole set in memory, uint8 (N, C, H, W) of any number of channels."""
+    if tuple(pixels.shape[-2:]) == pre.size and pre.crop == 1:
+        return pixels
+    count, channels = pixels.shape[:2]
+    out = torch.empty((count, channels, *pre.size), dtype=torch.uint8)
+    for i in range(count):
+        for c in range(channels):  # channel by channel: Pillow resizes each by itself in any case
+            out[i, c] = to_tensor(prepare(Image.fromarray(pixels[i, c].numpy()), pre))[0]
+    return out
