@@ -29,8 +29,10 @@ def resize_grid(table: Tensor, grid: Size, way: PositionResize = "official") -> 
     h, w = table.shape[:2]
     if (h, w) == tuple(grid):
         return table
-    # Interpolating in half precision loses what the table holds, so it is done in fp32 or wider.
-    x = table.to(torch.promote_types(table.dtype, torch.float32)).permute(2, 0, 1)[None]  # 1 D h w
+    # Half precision would lose what the table holds, so fp32 at least; scipy computes in float64.
+    wide = torch.float64 if way == "official" and table.device.type != "mps" else torch.float32  # mps has no float64
+    # Contiguous, because PyTorch's antialiased resize of a channels-last table to one column is wrong (2.13).
+    x = table.to(torch.promote_types(table.dtype, wide)).permute(2, 0, 1)[None].contiguous()  # 1 D h w
     if way == "official":
         x = F.interpolate(x, grid, mode="bilinear", align_corners=True)
     elif way == "timm":
