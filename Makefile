@@ -1,0 +1,54 @@
+# Every target makes the virtual environment it needs; a new machine needs only Python 3.10+, make and git.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-all lint types format bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch is installed first and by its exact version: anything looser may fetch gigabytes of GPU libraries.
+$(VENV)/installed-user: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing vitkit into $(VENV) (the first time takes a few minutes)"
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) -e '.[all]'
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed-user
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/installed-user ## install, then show what vitkit can do
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python docs/demo.py
+
+test: $(VENV)/installed-dev ## install, then run the tests (under 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/installed-dev ## run only the slow tests
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-all: test test-slow ## run every test
+
+lint: $(VENV)/installed-dev ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed-dev ## check types
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev ## bring the code into the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/installed-dev ## measure vitkit beside its peers; results go to benchmarks/results/
+	@for f in attention forward train_step load data explain; do \
+		echo "== $$f"; $(BIN)/python benchmarks/$$f.py || exit 1; done
+
+clean: ## remove what was built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
