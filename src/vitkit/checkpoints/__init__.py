@@ -1,0 +1,1 @@
+"""Checkpoints of every family <-> (configuration, tensors); `load` puts them into a model."""

@@ -1,0 +1,108 @@
+"""How flax lays out the tensors of Google's two code bases, and how to tell a configuration from them.
+
+A Dense kernel is (in, out), a convolution's is (height, width, in, out), and attention keeps its heads
+apart: query, key and value kernels are (D, H, K), the output's is (H, K, D).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import Tensor
+
+from vitkit.checkpoints.layout import LazyTensors, NameMap, count, find_grid, need, renamed, within
+from vitkit.checkpoints.stems import stem_from_shapes
+from vitkit.errors import CheckpointError
+
+_PARTS = re.compile(r"(?:.*\.attention|head\.pool)\.(?:query|key|value)\.(weight|bias)")
+_OUT = re.compile(r"(?:.*\.attention|head\.pool)\.out\.weight")
+_LEADING_AXIS = ("class_token", "positions.learned", "head.pool.probe")
+
+
+def from_flax(name: str, tensor: Tensor) -> Tensor:
+    """One tensor, named as ours, in PyTorch's layout."""
+    shape = tuple(tensor.shape)
+    if name in _LEADING_AXIS:
+        _expect(name, shape, tensor.ndim == 3 and shape[0] == 1)
+        return tensor[0]
+    if match := _PARTS.fullmatch(name):
+        _expect(name, shape, tensor.ndim == (3 if match[1] == "weight" else 2))
+        return tensor.flatten(1).T.contiguous() if match[1] == "weight" else tensor.flatten()
+    if _OUT.fullmatch(name):
+        _expect(name, shape, tensor.ndim == 3)
+        return tensor.flatten(0, 1).T.contiguous()
+    if tensor.ndim == 4:  # some hybrids keep the GroupNorm's values as (1, 1, 1, C)
+        norm = shape[:3] == (1, 1, 1) and ("norm" in name or ".shortcut.1." in name)
+        return tensor.flatten() if norm else tensor.permute(3, 2, 0, 1).contiguous()
+    return tensor.T.contiguous() if tensor.ndim == 2 else tensor
+
+
+def to_flax(name: str, tensor: Tensor, heads: int) -> Tensor:
+    """The inverse of `from_flax`."""
+    if name in _LEADING_AXIS:
+        return tensor[None]
+    if match := _PARTS.fullmatch(name):
+        return tensor.T.unflatten(1, (heads, -1)) if match[1] == "weight" else tensor.unflatten(0, (heads, -1))
+    if _OUT.fullmatch(name):
+        return tensor.T.unflatten(0, (heads, -1))
+    if tensor.ndim == 4:
+        return tensor.permute(2, 3, 1, 0)
+    return tensor.T if tensor.ndim == 2 else tensor
+
+
+def _expect(name: str, shape: tuple[int, ...], right: bool) -> None:
+    if not right:
+        raise CheckpointError(f"the tensor for {name!r} has shape {shape}, which is not flax's layout for it")
+
+
+def without_prefix(tensors: LazyTensors, notes: list[str]) -> LazyTensors:
+    """Drop the prefix of a training state or of an image tower, and everything beside it."""
+    for prefix in ("opt/target/", "params/img/", "params/"):
+        if f"{prefix}embedding/kernel" in tensors:
+            rest = [n for n in tensors if not n.startswith(prefix)]
+            if rest:
+                notes.append(f"left out: {len(rest)} tensors outside {prefix!r}, such as {rest[0]!r}")
+            return within(tensors, prefix)
+    return tensors
+
+
+def to_our_names(tensors: LazyTensors, names: NameMap) -> LazyTensors:
+    renames = {name: names.ours(name) or name for name in tensors}
+    return renamed(tensors, renames.__getitem__)
+
+
+def body_fields(tensors: LazyTensors) -> dict[str, Any]:
+    """Sizes, from tensors that have our names but flax's layout."""
+    *kernel, _, width = need(tensors, "patches.weight", 4)
+    stem = stem_from_shapes(_stem_in_our_layout(tensors), numerics="official")
+    stride = stem.stride if stem else 1
+    _, heads, _ = need(tensors, "encoder.blocks.0.attention.query.weight", 3)
+    head = "head.classifier.weight"
+    return {
+        "patch_size": (kernel[0] * stride, kernel[1] * stride),
+        "channels": need(tensors, "stem.root.weight" if stem else "patches.weight", 4)[2],
+        "width": width,
+        "depth": count(tensors, "encoder.blocks.{i}.norm1.weight"),
+        "heads": heads,
+        "mlp_width": need(tensors, "encoder.blocks.0.mlp.up.weight", 2)[1],
+        "classes": need(tensors, head, 2)[1] if head in tensors else 0,
+        "stem": stem,
+        "pre_logits": need(tensors, "head.pre_logits.weight", 2)[1] if "head.pre_logits.weight" in tensors else 0,
+        "class_token": "class_token" in tensors,
+    }
+
+
+def _stem_in_our_layout(tensors: LazyTensors) -> LazyTensors:
+    table = {
+        name: ((shape[3], shape[2], *shape[:2]) if name == "stem.root.weight" and len(shape) == 4 else shape, dtype)
+        for name, (shape, dtype) in tensors.table.items()
+    }
+    return LazyTensors(table, tensors.__getitem__)
+
+
+def image_size(tensors: LazyTensors, patch: tuple[int, int], prefixes: list[int], given: Any) -> tuple[Any, int]:
+    """The picture size that the position table was trained for, and how many rows come before the patches."""
+    rows = need(tensors, "positions.learned", 3)[1]
+    grid, prefix = find_grid(rows, prefixes, patch, given)
+    return (grid[0] * patch[0], grid[1] * patch[1]), prefix
