@@ -6,10 +6,10 @@ In the order a picture meets them: `open` (what DATA means) -> `source` and its 
 
 from __future__ import annotations
 
-from vitkit.data.augment import PRESETS, Augment, preset
+from vitkit.data.augment import PRESETS, Augment, preset, suited
 from vitkit.data.badfiles import BadFile, BadFiles
 from vitkit.data.cache import cached
-from vitkit.data.decode import BadPicture, decode
+from vitkit.data.decode import BadPicture
 from vitkit.data.loader import Loader
 from vitkit.data.open import open_data
 from vitkit.data.preprocess import denormalise, normalise, prepare, to_tensor
@@ -28,7 +28,6 @@ __all__ = [
     "Source",
     "cached",
     "class_weights",
-    "decode",
     "denormalise",
     "evaluation_split",
     "mix",
@@ -37,5 +36,6 @@ __all__ = [
     "prepare",
     "preset",
     "soft_targets",
+    "suited",
     "to_tensor",
 ]

@@ -8,7 +8,7 @@ its key only (`keys.py`), so any process that is asked for it makes the same pix
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -95,6 +95,11 @@ def preset(name: str, **knobs: object) -> Augment:
         if knob not in values:
             raise ConfigError(f"augmentation has no knob {knob!r}.{did_you_mean(knob, values)}")
     return Augment(**{**values, **knobs})
+
+
+def suited(augment: Augment, mirrors: bool) -> Augment:
+    """The same without mirror images for sets (`Source.mirrors`) in which they mean something else."""
+    return augment if mirrors or not augment.flip else replace(augment, flip=0.0)
 
 
 def crop_kind(augment: Augment, size: tuple[int, int]) -> Crop:

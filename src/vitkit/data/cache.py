@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.augment import Augment, crop_kind
 from vitkit.data.decode import BadPicture, Needed
 from vitkit.data.fetch import cache_folder
+from vitkit.data.parallel import in_order
 from vitkit.data.preprocess import RESAMPLING, prepare
 from vitkit.data.progress import Track, quiet
 from vitkit.data.source import Source
@@ -41,7 +41,7 @@ class CachedSource(Source):
         super().__init__(
             source.name, source.split, source.splits, source.classes, source.labels, source.names, channels
         )
-        self.folder, self.prepared = folder, prepared
+        self.folder, self.prepared, self.mirrors = folder, prepared, source.mirrors
         index = np.load(folder / "index.npy")
         self._offsets, self._sizes = index[:, 0], index[:, 1:]  # sizes: (height, width), 0 for a bad file
         self._reasons: dict[str, str] = json.loads((folder / "bad.json").read_text())
@@ -149,7 +149,8 @@ def _build(source: Source, recipe: _Recipe, place: Path, workers: int, track: Tr
     building.mkdir()
     index, reasons, end = np.zeros((len(source), 3), dtype=np.int64), {}, 0
     with open(building / "pixels.bin", "wb") as file:
-        for i, result in enumerate(_decoded(source, recipe, workers, track)):
+        results = in_order(_Decode(source, recipe), len(source), workers, "building the cache", track)
+        for i, result in enumerate(results):
             if isinstance(result, str):
                 reasons[str(i)] = result
                 continue
@@ -166,34 +167,14 @@ def _build(source: Source, recipe: _Recipe, place: Path, workers: int, track: Tr
     os.replace(building, place)
 
 
-def _decoded(source: Source, recipe: _Recipe, workers: int, track: Track) -> Iterator[np.ndarray | str]:
-    """The kept pixels of every sample in order, or the reason why there are none."""
-    jobs = range(len(source))
-    if not workers:
-        worker = _Decode(source, recipe)
-        yield from (worker[i] for i in track(jobs, "building the cache"))
-        return
-    pool: DataLoader[Any] = DataLoader(
-        _Decode(source, recipe), batch_size=None, num_workers=workers, collate_fn=_as_it_is
-    )
-    results = iter(pool)
-    for _ in track(jobs, "building the cache"):
-        yield next(results)
+class _Decode:
+    """The kept pixels of a sample, or the reason why there are none."""
 
-
-class _Decode(Dataset):
     def __init__(self, source: Source, recipe: _Recipe) -> None:
         self.source, self.recipe = source, recipe
 
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> np.ndarray | str:
+    def __call__(self, index: int) -> np.ndarray | str:
         try:
             return self.recipe.apply(self.source, index)
         except BadPicture as e:
             return e.reason
-
-
-def _as_it_is(item: Any) -> Any:
-    return item

@@ -84,17 +84,21 @@ def _samples(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _pictures(folder: Path, label: str) -> Iterator[tuple[str, str]]:
-    seen: set[tuple[int, int]] = set()
+    seen = {_identity(parent) for parent in folder.resolve().parents}
     for where, below, files in os.walk(folder, followlinks=True):
-        status = os.stat(where)
-        if (status.st_dev, status.st_ino) in seen:  # a link back up: do not go round
+        if _identity(where) in seen:  # a link back up: do not go round
             below.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(_identity(where))
         below[:] = sorted(d for d in below if not d.startswith("."))
         for file in sorted(files):
             if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith("."):
                 yield label, os.path.join(where, file)
+
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
 
 
 def _shares(samples: list[tuple[str, str]], rows: np.ndarray, track: Track) -> np.ndarray:

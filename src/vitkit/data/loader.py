@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -25,9 +24,10 @@ from torch.utils.data import DataLoader, Dataset
 from vitkit.data.augment import Augment
 from vitkit.data.badfiles import BadFiles
 from vitkit.data.order import Order, epoch_order
+from vitkit.data.parallel import as_it_is, begin, explain
 from vitkit.data.samples import Batch, Samples
 from vitkit.data.source import Source
-from vitkit.errors import ConfigError, DataError, VitkitError
+from vitkit.errors import ConfigError, VitkitError
 from vitkit.model.config import Preprocessing
 
 _AHEAD = 2  # batches that each process keeps ready
@@ -113,7 +113,7 @@ class Loader:
                 yield result if isinstance(result, Batch) else _from_numpy(result)
         except RuntimeError as e:
             self.close()
-            raise _explain(e) from e
+            raise explain(e) from e
         except BaseException:
             self.close()
             raise
@@ -128,8 +128,8 @@ class Loader:
             num_workers=self.workers,
             prefetch_factor=_AHEAD,
             persistent_workers=True,
-            worker_init_fn=_begin,
-            collate_fn=_as_it_is,
+            worker_init_fn=begin,
+            collate_fn=as_it_is,
             pin_memory=False,
         )
 
@@ -195,25 +195,6 @@ def _from_numpy(parts: tuple[Any, ...]) -> Batch:
     return Batch(torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(indices), keys, bad)
 
 
-def _as_it_is(item: Any) -> Any:
-    return item
-
-
-def _begin(number: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends the others
-
-
 def _fits_shared_memory(size: int) -> bool:
     """False where /dev/shm is too small for the batches on their way, as in many containers."""
     return not os.path.isdir("/dev/shm") or shutil.disk_usage("/dev/shm").free > 2 * size
-
-
-def _explain(error: RuntimeError) -> DataError | RuntimeError:
-    """A process that was killed is named; anything else stays what it is."""
-    text = str(error)
-    if "DataLoader worker" not in text:
-        return error
-    return DataError(
-        f"a loading process died: {text.splitlines()[0].strip()}. Most often memory ran out: try fewer --workers "
-        f"or a smaller batch. The run can be resumed from its last checkpoint"
-    )

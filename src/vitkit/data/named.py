@@ -38,6 +38,7 @@ class NamedSet:
     sources: tuple[tuple[str, Callable[[], Files]], ...]
     read: Callable[[Files], dict[str, Part]]
     by_hand: str  # how to get it where there is no network
+    mirrors: bool = True
 
 
 # --- readers of the two formats --------------------------------------------------------------------
@@ -142,6 +143,7 @@ SETS: dict[str, NamedSet] = {
         ),
         read=read_idx,
         by_hand="the four idx files, unpacked (or as .gz), under their usual names",
+        mirrors=False,
     ),
     "fashion-mnist": NamedSet(
         classes=(
@@ -183,7 +185,9 @@ def open_named(name: str, split: str) -> PixelSource:
         return _open_digits(split)
     chosen = SETS[name]
     files = _cached(name, chosen) or _fetched(name, chosen)
-    return from_arrays(name, chosen.read(files), split, list(chosen.classes))
+    source = from_arrays(name, chosen.read(files), split, list(chosen.classes))
+    source.mirrors = chosen.mirrors
+    return source
 
 
 def _open_digits(split: str) -> PixelSource:
@@ -193,7 +197,9 @@ def _open_digits(split: str) -> PixelSource:
         raise MissingPackage("scikit-learn", "the set 'digits'", "data") from e
     found = load_digits()
     pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)[:, None]  # 8x8 in 17 levels
-    return from_arrays("digits", {"all": (pixels, found.target.astype(np.int64))}, split, list("0123456789"))
+    source = from_arrays("digits", {"all": (pixels, found.target.astype(np.int64))}, split, list("0123456789"))
+    source.mirrors = False
+    return source
 
 
 def _cached(name: str, chosen: NamedSet) -> Files | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,6 +72,10 @@ class Samples:
                 self.pixels = prepare_pixels(self.pixels, pre)
 
     def load(self, epoch: int, order: Order) -> Batch:
+        with one_thread():
+            return self._load(epoch, order)
+
+    def _load(self, epoch: int, order: Order) -> Batch:
         keys = sample_keys(self.seed, epoch, order.indices, order.repeats)
         bad: list[BadFile] = []
         if self.pixels is not None:
@@ -89,7 +94,7 @@ class Samples:
 
     def _from_memory(self, indices: np.ndarray, keys: Keys) -> Tensor:
         assert self.pixels is not None
-        images = self.pixels[torch.from_numpy(np.array(indices))]
+        images = self.pixels.index_select(0, torch.from_numpy(np.array(indices)))
         if self.augment is None or not len(indices):
             return images
         return vary(crop_and_flip(images, keys, self.augment, self.pre.size), keys, self.augment)
@@ -157,6 +162,17 @@ class Samples:
         left, top, right, bottom = chosen["box"]
         box = left * x, top * y, min(right * x, picture.width), min(bottom * y, picture.height)
         return picture.resize((width, height), resampling, box=box)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch with one thread: the steps here are so small that waking others costs more than they do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def match_channels(pixels: Tensor, channels: int, name: str) -> Tensor:

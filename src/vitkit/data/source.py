@@ -37,10 +37,12 @@ class Source:
     classes   names of the classes, in the order of the labels
     labels    (N,) class numbers, or (N, classes) zeros and ones when a picture may have several
     channels  1 when the pictures seem to be grey, 3 for colour, any number for arrays
+    mirrors   False when a mirror image means something else, as with digits
     prepared  True when pictures come out resized and cut already, as a cache holds them
     blocks    (N,) the block of neighbouring samples that each is read fastest with, or None
     """
 
+    mirrors = True
     prepared = False
 
     def __init__(

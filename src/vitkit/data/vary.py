@@ -85,21 +85,24 @@ def _one_operation(images: Tensor, keys: Keys, purpose: str, magnitude: float | 
     """Each picture gets one operation; those that share it are done together. None: any magnitude."""
     draws = uniforms(keys, purpose, 3)
     chosen = (draws[:, 0] * len(op.ALL)).astype(np.int64)
-    m = draws[:, 1] if magnitude is None else np.full(len(keys), magnitude)
-    sign = np.where(draws[:, 2] < 0.5, -1.0, 1.0)
+    order = np.argsort(chosen, kind="stable")  # pictures with the same operation side by side
+    m = draws[order, 1] if magnitude is None else np.full(len(keys), magnitude)
+    sign = np.where(draws[order, 2] < 0.5, -1.0, 1.0)
     wide = magnitude is None
-    out = images.clone()
-    moved = np.flatnonzero(np.isin(chosen, [op.ALL.index(name) for name in op.GEOMETRY]))
-    if len(moved):
-        names = [op.ALL[i] for i in chosen[moved]]
+    lined_up = images.index_select(0, torch.from_numpy(order))
+    first = np.searchsorted(chosen[order], np.arange(len(op.ALL) + 1)).tolist()  # where each operation begins
+    done = [lined_up[: first[1]]]  # "identity" is the first of all
+    geometry = slice(first[1], first[1 + len(op.GEOMETRY)])
+    if geometry.start < geometry.stop:
+        names = [op.ALL[i] for i in chosen[order][geometry]]
         size = (images.shape[-2], images.shape[-1])
-        matrices = op.geometry_matrices(names, m[moved], sign[moved], size, wide)
-        out[moved] = op.warp(images[moved], matrices)
-    for name, operation in op.COLOUR.items():
-        rows = np.flatnonzero(chosen == op.ALL.index(name))
-        if len(rows):
-            out[rows] = operation(images[rows], op.colour_strength(name, m[rows], sign[rows], wide))
-    return out
+        matrices = op.geometry_matrices(names, m[geometry], sign[geometry], size, wide)
+        done.append(op.warp(lined_up[geometry], matrices))
+    for number, (name, operation) in enumerate(op.COLOUR.items(), start=1 + len(op.GEOMETRY)):
+        some = slice(first[number], first[number + 1])
+        if some.start < some.stop:
+            done.append(operation(lined_up[some], op.colour_strength(name, m[some], sign[some], wide)))
+    return torch.cat(done).index_select(0, torch.from_numpy(np.argsort(order, kind="stable")))
 
 
 def _erase(images: Tensor, keys: Keys, probability: float) -> Tensor:
