@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitkit.data.augment import Augment
 from vitkit.data.badfiles import BadFiles
 from vitkit.data.order import Order, epoch_order
-from vitkit.data.parallel import as_it_is, begin, explain
+from vitkit.data.parallel import as_it_is, begin, explain, own_child_handler
 from vitkit.data.samples import Batch, Samples
 from vitkit.data.source import Source
 from vitkit.errors import ConfigError, VitkitError
@@ -107,16 +107,18 @@ class Loader:
         if self._processes is None:
             self._processes = self._start()
         try:
-            for result in self._processes:
+            with own_child_handler():
+                results = iter(self._processes)
+            for result in results:
                 if isinstance(result, VitkitError):
                     raise result
                 yield result if isinstance(result, Batch) else _from_numpy(result)
-        except RuntimeError as e:
-            self.close()
-            raise explain(e) from e
-        except BaseException:
-            self.close()
+        except GeneratorExit:  # the caller broke off; the processes wait for the next epoch
             raise
+        except BaseException as e:
+            explained = explain(e, getattr(self._processes, "_iterator", None))
+            self.close()
+            raise explained from e
 
     def _start(self) -> DataLoader:
         shape = (self.batch_size // self.world_size + 1, self.samples.channels, *self.pre.size)

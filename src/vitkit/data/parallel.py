@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader, Dataset
@@ -23,12 +25,13 @@ def in_order(job: Callable[[int], T], count: int, workers: int, what: str, track
     pool: DataLoader[Any] = DataLoader(
         _Jobs(job, count), batch_size=None, num_workers=workers, collate_fn=as_it_is, worker_init_fn=begin
     )
-    results = iter(pool)
+    with own_child_handler():
+        results = iter(pool)
     for _ in track(range(count), what):
         try:
             yield next(results)
-        except RuntimeError as e:
-            raise explain(e) from e
+        except Exception as e:
+            raise explain(e, results) from e
 
 
 class _Jobs(Dataset):
@@ -52,12 +55,37 @@ def begin(number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def explain(error: RuntimeError) -> DataError | RuntimeError:
-    """A process that was killed is named; anything else stays what it is."""
-    text = str(error)
-    if "DataLoader worker" not in text:
+@contextmanager
+def own_child_handler() -> Iterator[None]:
+    """Keep torch's handler for dead processes out: it raises wherever the main program happens to be,
+    even between the halves of an optimiser step. Without it the death shows when the next batch is asked for.
+    """
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGCHLD) if on_main_thread and hasattr(signal, "SIGCHLD") else None
+    yield
+    if before is not None and signal.getsignal(signal.SIGCHLD) is not before:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def explain(error: BaseException, running: Any) -> BaseException:
+    """A process of the running loader that was killed is named; otherwise the error stays what it is.
+
+    When a process dies, what fails first may be anything from a time-out to a broken connection.
+    """
+    if not isinstance(error, (RuntimeError, OSError, EOFError)):
         return error
+    workers = getattr(running, "_workers", [])
+    for worker in workers:
+        worker.join(0.5)  # one that is dying may need a moment to be dead
+    dead = [w for w in workers if not w.is_alive() and w.exitcode]
+    if not dead:
+        return error
+    named = ", ".join(f"{w.pid} ({_ending(w.exitcode)})" for w in dead)
     return DataError(
-        f"a loading process died: {text.splitlines()[0].strip()}. Most often memory ran out: try fewer --workers "
-        f"or a smaller batch. The run can be resumed from its last checkpoint"
+        f"a loading process died: {named}. Most often memory ran out: try fewer --workers or a smaller batch. "
+        f"The run can be resumed from its last checkpoint"
     )
+
+
+def _ending(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,132 @@
+"""Evaluation pixels are those of timm and Hugging Face for their models."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import peers
+from vitkit.data import denormalise, normalise, prepare, to_tensor
+from vitkit.data.preprocess import prepare_pixels, resized_to
+from vitkit.model.config import Preprocessing
+
+skimage_data = pytest.importorskip("skimage.data", reason="photographs come from scikit-image")
+HALF, IMAGENET = ((0.5,) * 3, (0.5,) * 3), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@lru_cache
+def photographs() -> list[Image.Image]:
+    """Twenty views of real photographs, of many sizes and shapes."""
+    originals = [
+        Image.fromarray(getattr(skimage_data, n)()).convert("RGB") for n in ("chelsea", "coffee", "astronaut", "rocket")
+    ]
+    views = []
+    for i in range(20):
+        picture = originals[i % 4]
+        rng = np.random.default_rng(i)
+        width, height = rng.integers(90, picture.width), rng.integers(90, picture.height)
+        left, top = rng.integers(0, picture.width - width), rng.integers(0, picture.height - height)
+        views.append(picture.crop((int(left), int(top), int(left + width), int(top + height))))
+    return views
+
+
+def ours(picture: Image.Image, pre: Preprocessing) -> torch.Tensor:
+    return normalise(to_tensor(prepare(picture, pre)), pre)
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "crop", "fit", "size"),
+    [
+        ("bicubic", 0.9, "crop", 224),
+        ("bilinear", 0.875, "crop", 224),
+        ("bicubic", 1.0, "crop", 160),
+        ("lanczos", 0.95, "squash", 96),
+        ("bilinear", 1.0, "squash", 96),
+    ],
+)
+def test_equal_to_timm(interpolation: str, crop: float, fit: str, size: int) -> None:
+    peers.import_timm()
+    from timm.data.transforms_factory import transforms_imagenet_eval
+
+    mode = "squash" if fit == "squash" else "center"
+    theirs = transforms_imagenet_eval(size, crop, mode, interpolation=interpolation, mean=IMAGENET[0], std=IMAGENET[1])
+    pre = Preprocessing((size, size), crop, fit, interpolation, *IMAGENET)  # type: ignore[arg-type]
+    for picture in photographs():
+        assert torch.equal(ours(picture, pre), theirs(picture)), picture.size
+
+
+def test_equal_to_timm_for_oblong_input() -> None:
+    peers.import_timm()
+    from timm.data.transforms_factory import transforms_imagenet_eval
+
+    theirs = transforms_imagenet_eval((192, 256), 0.9, "center", interpolation="bilinear", mean=HALF[0], std=HALF[1])
+    pre = Preprocessing((192, 256), 0.9, "crop", "bilinear", *HALF)
+    for picture in photographs():
+        assert torch.equal(ours(picture, pre), theirs(picture)), picture.size
+
+
+def hugging_face(module: str, name: str) -> type:
+    peers.import_transformers()
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(f"transformers.models.{module}"), name)
+    except (ImportError, AttributeError):
+        pytest.skip(f"this version of transformers has no {name}")
+
+
+def test_equal_to_hugging_face_with_pillow() -> None:
+    processor = hugging_face("vit.image_processing_pil_vit", "ViTImageProcessorPil")()
+    for picture in photographs():
+        theirs = processor(picture, return_tensors="pt")["pixel_values"][0]
+        assert (ours(picture, Preprocessing()) - theirs).abs().max() < 1e-6
+
+
+def test_within_one_level_of_hugging_face_with_tensors() -> None:
+    """Their default resizes tensors, with other roundings than Pillow's."""
+    processor = hugging_face("vit.image_processing_vit", "ViTImageProcessor")()
+    pre = Preprocessing()
+    for picture in photographs():
+        theirs = processor(picture, return_tensors="pt")["pixel_values"][0]
+        levels = denormalise(theirs, pre).int() - to_tensor(prepare(picture, pre)).int()
+        assert levels.abs().max() <= 1
+
+
+def test_equal_to_hugging_face_with_a_crop() -> None:
+    processor = hugging_face("deit.image_processing_pil_deit", "DeiTImageProcessorPil")()
+    pre = Preprocessing((224, 224), 0.875, "squash", "bicubic", *HALF)
+    for picture in photographs():
+        theirs = processor(picture, return_tensors="pt")["pixel_values"][0]
+        assert (ours(picture, pre) - theirs).abs().max() < 1e-6
+
+
+def test_sets_in_memory_are_prepared_alike() -> None:
+    picture = photographs()[0].resize((60, 50))
+    pre = Preprocessing((32, 32), 0.875, "crop", "bicubic")
+    pixels = to_tensor(picture)[None]
+    assert torch.equal(prepare_pixels(pixels, pre)[0], to_tensor(prepare(picture, pre)))
+    many = pixels.repeat(1, 2, 1, 1)
+    assert prepare_pixels(many, pre).shape == (1, 6, 32, 32)
+
+
+def test_a_picture_of_the_right_size_is_not_touched() -> None:
+    picture = photographs()[0].resize((224, 224))
+    assert prepare(picture, Preprocessing()) is picture
+
+
+def test_there_and_back() -> None:
+    pre = Preprocessing(mean=IMAGENET[0], std=IMAGENET[1])
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).repeat(3, 1, 1)
+    assert torch.equal(denormalise(normalise(pixels, pre), pre), pixels)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 5000), (5000, 1), (3, 2), (224, 224)])
+def test_extreme_shapes(height: int, width: int) -> None:
+    for fit in ("crop", "squash"):
+        pre = Preprocessing((32, 48), 0.9, fit)  # type: ignore[arg-type]
+        assert all(n >= wanted for n, wanted in zip(resized_to(height, width, pre), pre.size, strict=True))
+        assert prepare(Image.new("RGB", (width, height)), pre).size == (48, 32)
