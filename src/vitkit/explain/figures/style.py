@@ -1,0 +1,205 @@
+"""The look of all figures, and saving them: PNG and SVG files, and SVG inside the page in the page's own colours.
+
+Figures are 5.6 inches wide with text of 9.5 points: readable when the whole figure is as wide as a phone,
+and as large as the page's own text on a screen. Ink, grey and lines use three fixed colours, which the
+page replaces with its own for light and dark.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitkit.errors import MissingPackage
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 5.6
+INK, GREY, LINE = "#1b1f27", "#667080", "#d3d8e0"
+PAGE_COLOURS = {INK: "var(--ink)", GREY: "var(--grey)", LINE: "var(--line)"}
+COLOURS = ("#2f7fc1", "#d9622b", "#1f9d78", "#b065b8", "#c99700")  # told apart by the colour-blind, on light and dark
+MARK = "#ff3355"
+RC: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9.5,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "grid.color": LINE,
+    "grid.linewidth": 0.7,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "text.color": INK,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "vitkit",
+    "image.interpolation": "none",
+}
+
+
+def need_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingPackage("matplotlib", "drawing figures", "explain") from None
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """A figure that arranges its own panels."""
+    need_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.03, h_pad=0.04, wspace=0.02, hspace=0.02)
+    return figure
+
+
+def new_tiles(
+    down: int, across: int, ratio: float, top: float = 0.24, below: float = 0.2, foot: float = 0.0
+) -> tuple[Figure, np.ndarray]:
+    """A figure of equal tiles (height / width = ratio) with room for names on top and a line below each; inches."""
+    need_matplotlib()
+    from matplotlib.figure import Figure
+
+    gap = 0.07
+    wide = (WIDTH - gap * (across - 1)) / across
+    tall = wide * ratio
+    height = top + down * (tall + below) + (down - 1) * gap + foot
+    figure = Figure(figsize=(WIDTH, height))
+    axes = np.empty((down, across), dtype=object)
+    for r in range(down):
+        for c in range(across):
+            bottom = height - top - (r + 1) * tall - r * (below + gap)
+            place = (c * (wide + gap) / WIDTH, bottom / height, wide / WIDTH, tall / height)
+            axes[r, c] = figure.add_axes(place)
+            bare(axes[r, c])
+    return figure, axes
+
+
+def styled() -> Any:
+    """A context in which matplotlib draws and saves in our style."""
+    need_matplotlib()
+    import matplotlib as mpl
+
+    return mpl.rc_context(RC)
+
+
+def save(figure: Figure, stem: Path, title: str, alt: str) -> None:
+    """stem.png and stem.svg, with the finding as the title, on white."""
+    freeze(figure)
+    above = 1 + 0.1 / figure.get_figheight()
+    lines = "\n".join(textwrap.wrap(title, 58))
+    heading = figure.text(0.0, above, lines, va="bottom", fontsize=11, fontweight="bold", color=INK)
+    about: dict[str, Any] = {"Title": title, "Description": alt}
+    options: dict[str, Any] = {"facecolor": "white", "bbox_inches": "tight", "pad_inches": 0.12}
+    figure.savefig(stem.with_suffix(".png"), dpi=200, metadata=about, **options)
+    figure.savefig(stem.with_suffix(".svg"), metadata=about | {"Date": None}, **options)
+    heading.remove()
+
+
+def freeze(figure: Figure) -> None:
+    """Arrange the panels now and keep them there: arranging anew for every file would take longest of all."""
+    if figure.get_layout_engine() is not None:
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+
+
+def inline_svg(figure: Figure, alt: str, key: str) -> str:
+    """The figure as an <svg> element for the page: no background, the page's colours, the description as its label."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
+    )
+    for name, variable in PAGE_COLOURS.items():
+        svg = svg.replace(name, variable)
+    svg = re.sub(r'\bid="', f'id="{key}-', svg)  # ids must differ between the figures of one page
+    svg = re.sub(r"url\(#", f"url(#{key}-", svg)
+    svg = re.sub(r'href="#', f'href="#{key}-', svg)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(alt, quote=True)}" ', 1)
+
+
+# --- parts of figures --------------------------------------------------------------------------------
+
+
+def mosaic(tiles: np.ndarray, gap: int = 1) -> np.ndarray:
+    """R C h w (or R C h w 3) -> one array, tiles side by side with gaps of nan (transparent)."""
+    rows, columns, h, w = tiles.shape[:4]
+    shape = (rows * (h + gap) - gap, columns * (w + gap) - gap, *tiles.shape[4:])
+    out = np.full(shape, np.nan)
+    for r in range(rows):
+        for c in range(columns):
+            y, x = r * (h + gap), c * (w + gap)
+            out[y : y + h, x : x + w] = tiles[r, c]
+    return out
+
+
+def heat(axes: Axes, values: np.ndarray, low: float, high: float, colours: str = "viridis") -> Any:
+    """A map of values on a fixed scale, without ticks."""
+    bare(axes)
+    return axes.imshow(values, cmap=colours, vmin=low, vmax=high)
+
+
+def show(axes: Axes, picture: np.ndarray) -> None:
+    bare(axes)
+    axes.imshow(picture)
+
+
+def bare(axes: Axes) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def scale_bar(figure: Figure, mappable: Any, axes: Any, label: str, **more: Any) -> None:
+    """A slim colour bar below the panels."""
+    options: dict[str, Any] = {"location": "bottom", "shrink": 0.5, "aspect": 40, "pad": 0.02} | more
+    _finish(figure.colorbar(mappable, ax=axes, **options), label)
+
+
+def scale_bar_at_foot(figure: Figure, mappable: Any, label: str, **more: Any) -> None:
+    """The same for tiles: in the room left at the foot (0.55 inches)."""
+    height = figure.get_figheight()
+    place = figure.add_axes((0.25, 0.4 / height, 0.5, 0.08 / height))
+    _finish(figure.colorbar(mappable, cax=place, orientation="horizontal", **more), label)
+
+
+def _finish(bar: Any, label: str) -> None:
+    bar.outline.set_visible(False)
+    bar.set_label(label)
+
+
+def tile_ticks(axes: Axes, rows: Sequence[str], columns: Sequence[str], tile: tuple[int, int], gap: int) -> None:
+    """Names along a mosaic's left and top, thinned out so that they never touch."""
+    h, w = tile
+    axes.set_yticks([r * (h + gap) + (h - 1) / 2 for r in range(len(rows))], rows)
+    axes.set_xticks([c * (w + gap) + (w - 1) / 2 for c in range(len(columns))], columns)
+    axes.tick_params(length=0, top=False, labeltop=True, labelbottom=False, pad=2)
+
+
+def short(text: str, limit: int = 18) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
