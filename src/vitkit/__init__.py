@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "create": "vitkit.model.build",
+    "load": "vitkit.checkpoints.load",
+    "save": "vitkit.checkpoints.native",
     "ViT": "vitkit.model.vit",
     "ResNet": "vitkit.model.stem",
     "ViTConfig": "vitkit.model.config",
@@ -27,6 +29,8 @@ _WHERE = {
 __all__ = ["__version__", *_WHERE]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from vitkit.checkpoints.load import load as load
+    from vitkit.checkpoints.native import save as save
     from vitkit.errors import VitkitError as VitkitError
     from vitkit.model.build import create as create
     from vitkit.model.config import Preprocessing as Preprocessing

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-import peers
 import pytest
 import torch
+
+import peers
 from vitkit.checkpoints.load import load
 
 transformers = peers.import_transformers()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-import peers
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+
+import peers
 from vitkit.checkpoints.load import load
 
 timm = peers.import_timm()
@@ -72,7 +73,9 @@ def test_mae_pretraining_drops_its_decoder(tmp_path) -> None:
 @torch.no_grad()
 def test_mae_fine_tuned_pools_the_mean(tmp_path) -> None:
     theirs = peers.randomize(VisionTransformer(**{**SMALL, "num_classes": 5}, global_pool="avg"), scale=0.1)
-    torch.save({"model": theirs.state_dict(), "optimizer": {"state": {0: {"step": torch.ones(1)}}}}, tmp_path / "mae.pth")
+    torch.save(
+        {"model": theirs.state_dict(), "optimizer": {"state": {0: {"step": torch.ones(1)}}}}, tmp_path / "mae.pth"
+    )
     ours = load(tmp_path / "mae.pth", heads=2)
     assert (ours.config.pooling, ours.config.norm_after_pooling) == ("mean", True)
     images = torch.randn(2, 3, 32, 32)
@@ -132,5 +135,3 @@ def test_dinov2(registers: int, swiglu: bool, chunks: bool, tmp_path) -> None:
     like_theirs = load(tmp_path / "dinov2.pth", heads=2, resize="timm" if registers else "huggingface")
     close(like_theirs(images), theirs(images).pooler_output)
     close(load(tmp_path / "dinov2.pth", heads=2, classes=3)(images), torch.zeros(2, 3))
-
-

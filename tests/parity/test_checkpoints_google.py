@@ -6,11 +6,12 @@ import dataclasses
 from functools import partial
 
 import numpy as np
-import peers
 import pytest
 import torch
-import vitkit
 from scipy.ndimage import zoom
+
+import peers
+import vitkit
 from vitkit.checkpoints import big_vision, convert, google
 from vitkit.checkpoints.layout import Checkpoint
 from vitkit.checkpoints.load import load, open_checkpoint
@@ -80,7 +81,10 @@ def google_arrays(model: VisionTransformer) -> dict[str, np.ndarray]:
         "head/bias": state["head.bias"],
     }
     for i in range(2):
-        block, attention = f"Transformer/encoderblock_{i}", f"Transformer/encoderblock_{i}/MultiHeadDotProductAttention_1"
+        block, attention = (
+            f"Transformer/encoderblock_{i}",
+            f"Transformer/encoderblock_{i}/MultiHeadDotProductAttention_1",
+        )
         for n, (kind, weight, bias) in enumerate(
             zip(
                 ("query", "key", "value"),

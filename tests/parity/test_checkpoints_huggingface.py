@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-import peers
 import pytest
 import torch
+
+import peers
 from vitkit.checkpoints import convert
 from vitkit.checkpoints.load import load, open_checkpoint
 
@@ -16,7 +17,11 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 LABELS = {"id2label": {0: "cat", 1: "dog", 2: "eel"}, "label2id": {"cat": 0, "dog": 1, "eel": 2}}
 MODELS = {  # name: (model, configuration, its options)
     "vit": ("ViTForImageClassification", "ViTConfig", {"intermediate_size": 64}),
-    "vit tanh": ("ViTForImageClassification", "ViTConfig", {"intermediate_size": 64, "hidden_act": "gelu_pytorch_tanh"}),
+    "vit tanh": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        {"intermediate_size": 64, "hidden_act": "gelu_pytorch_tanh"},
+    ),
     "vit no qkv bias": ("ViTForImageClassification", "ViTConfig", {"intermediate_size": 64, "qkv_bias": False}),
     "deit": ("DeiTForImageClassification", "DeiTConfig", {"intermediate_size": 64}),
     "deit distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", {"intermediate_size": 64}),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from functools import partial
 
-import peers
 import pytest
 import torch
+
+import peers
 from vitkit.checkpoints import convert
 from vitkit.checkpoints.load import load, open_checkpoint
 
@@ -106,7 +107,9 @@ def test_distilled_deit(tmp_path) -> None:
 def test_hybrids(layers: tuple[int, ...], tmp_path) -> None:
     embed = partial(HybridEmbed, backbone=_resnetv2(layers))
     size, patch = (64, 8 if layers == () else 1)
-    theirs = VisionTransformer(**{**SMALL, "img_size": size, "patch_size": patch}, embed_layer=embed, dynamic_img_size=True)
+    theirs = VisionTransformer(
+        **{**SMALL, "img_size": size, "patch_size": patch}, embed_layer=embed, dynamic_img_size=True
+    )
     theirs = peers.randomize(theirs)
     torch.save(theirs.state_dict(), tmp_path / "hybrid.pth")
     ours = load(tmp_path / "hybrid.pth", heads=2)
@@ -134,7 +137,10 @@ def test_hub_folder_written_by_timm_itself(tmp_path) -> None:
     assert (ours.config.heads, ours.config.classes, ours.class_names) == (4, 3, ("cat", "dog", "eel"))
     assert ours.config.preprocessing.mean == (0.5, 0.5, 0.5)
     assert ours.config.preprocessing.interpolation == "bicubic"
-    assert ours.config.preprocessing.crop == json.loads((tmp_path / "m/config.json").read_text())["pretrained_cfg"]["crop_pct"]
+    assert (
+        ours.config.preprocessing.crop
+        == json.loads((tmp_path / "m/config.json").read_text())["pretrained_cfg"]["crop_pct"]
+    )
     for size in ((32, 32), (64, 48)):
         images = torch.randn(2, 3, *size)
         close(ours(images), theirs(images))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import peers
 import pytest
 import torch
+
+import peers
 from vitkit.checkpoints import convert
 from vitkit.checkpoints.load import load, open_checkpoint
 
@@ -62,7 +63,10 @@ def test_resized_as_torchvision_does(tmp_path) -> None:
 @torch.no_grad()
 def test_names_before_version_0_13(tmp_path) -> None:
     theirs = peer()
-    old = {k.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v for k, v in theirs.state_dict().items()}
+    old = {
+        k.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v
+        for k, v in theirs.state_dict().items()
+    }
     torch.save(old, tmp_path / "old.pth")
     images = torch.randn(2, 3, 32, 32)
     close(load(tmp_path / "old.pth", heads=2)(images), theirs(images))

@@ -20,10 +20,8 @@ FORMATS = ("native", "google", "big_vision", "timm", "huggingface", "torchvision
 
 def write(checkpoint: Checkpoint, path: str | Path, to: str) -> list[str]:
     """Write, and return one line for each thing that the format cannot hold."""
-    if to not in FORMATS:
-        raise CheckpointError(f"no format is called {to!r}.{did_you_mean(to, FORMATS)} Choose: {', '.join(FORMATS)}")
     path = Path(path)
-    check_destination(path, to)
+    check_to(path, to)
     if to == "native":
         native.write(checkpoint, path)
         return []
@@ -47,8 +45,10 @@ def write(checkpoint: Checkpoint, path: str | Path, to: str) -> list[str]:
     return notes
 
 
-def check_destination(path: Path, to: str) -> None:
-    """A name whose ending belongs to another format is most likely a mistake."""
+def check_to(path: Path, to: str) -> None:
+    """The format exists, and the name's ending does not belong to another one, which is most likely a mistake."""
+    if to not in FORMATS:
+        raise CheckpointError(f"no format is called {to!r}.{did_you_mean(to, FORMATS)} Choose: {', '.join(FORMATS)}")
     endings = {
         "native": (".safetensors",),
         "google": (".npz",),

@@ -62,7 +62,7 @@ def load(
         changes = {"image_size": image_size, "classes": classes, "patch_size": patch_size, "channels": channels}
         changes |= {"position_resize": resize, **stated}
         model = create(fresh, **{k: v for k, v in changes.items() if v is not None})
-        return _finish(model.to(_dtype(dtype)) if dtype is not None else model, None, ["fresh weights"])
+        return _finish(model.to(parse_dtype(dtype)) if dtype is not None else model, None, ["fresh weights"])
     checkpoint = open_checkpoint(source, image_size=image_size, **stated)
     checkpoint = adapt(checkpoint, image_size, patch_size, channels, classes, resize)
     return to_model(checkpoint, str(source), dtype)
@@ -71,7 +71,7 @@ def load(
 def to_model(checkpoint: Checkpoint, where: str, dtype: str | torch.dtype | None = None) -> Model:
     """Strictly: every tensor of the model is in the checkpoint, every tensor of the checkpoint in the model."""
     check_fit(checkpoint, where)
-    to_one_dtype(checkpoint, None if dtype is None else _dtype(dtype))
+    to_one_dtype(checkpoint, None if dtype is None else parse_dtype(dtype))
     with torch.device("meta"):  # shapes without memory; the tensors themselves take their places
         model = build(checkpoint.config)
     model.load_state_dict(checkpoint.tensors, strict=True, assign=True)
@@ -84,7 +84,7 @@ def _finish(model: Model, class_names: tuple[str, ...] | None, notes: list[str])
     return model.eval()
 
 
-def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     words = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
     words |= {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     found = words.get(dtype) if isinstance(dtype, str) else dtype
@@ -100,6 +100,13 @@ def _from_zoo(source: str | Path) -> AnyConfig | None:
         return zoo.config(source)
     except ConfigError:
         return None
+
+
+def find_config(source: str) -> AnyConfig:
+    """The configuration behind a name of the zoo or a checkpoint."""
+    if source.startswith(("hf:", "timm:")) or Path(source).exists() or ("/" in source.strip("/") and "." in source):
+        return _from_zoo(source) or open_checkpoint(source).config
+    return zoo.config(source)
 
 
 def open_checkpoint(source: str | Path, **stated: Any) -> Checkpoint:
@@ -134,6 +141,10 @@ def _locate(source: str | Path) -> tuple[Path, str]:
             return path, str(path)
     except OSError as e:  # a name too long for the file system, say
         raise CheckpointError(f"{str(source)[:200]!r} cannot be opened ({e.strerror}); give {_SOURCE}") from e
+    if _from_zoo(source) is not None:
+        raise CheckpointError(
+            f"{source!r} is a model of the zoo, which has no weights; `vitkit summary {source}` shows it"
+        )
     if path.parent.is_dir() and path.parent != Path():
         near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()])
     else:
@@ -213,7 +224,7 @@ def read_tensors(tensors: LazyTensors, about: dict[str, dict[str, Any]], stated:
         names = list(tensors)
         raise CheckpointError(
             f"the tensors have names of no known family, such as {', '.join(map(repr, names[:3]))}; "
-            f"vitkit reads Google's, big_vision's, timm's, Hugging Face's, torchvision's, DeiT's, DINO's, MAE's and CLIP's"
+            f"known are Google's, big_vision's, timm's, Hugging Face's, torchvision's, DeiT's, DINO's, MAE's and CLIP's"
         )
     checkpoint = read(plain, stated)
     checkpoint.notes[:0] = notes

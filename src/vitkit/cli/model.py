@@ -29,22 +29,25 @@ def zoo(as_json: JsonOption = False) -> None:
 
 
 def summary(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name of `vitkit zoo`, or timm's or HF's for it.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A name of `vitkit zoo`, or timm's or HF's for it, or a checkpoint.")
+    ],
     image_size: Annotated[str | None, typer.Option(help="384, or 224x448 (height x width).")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes; 0 for no classifier.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the layer table of a model: output shapes, parameters and multiply-adds."""
+    from vitkit.checkpoints.load import find_config
     from vitkit.model.config import as_size
     from vitkit.model.summary import summarize
-    from vitkit.model.zoo import config
 
     changes: dict[str, Any] = {}
     if image_size is not None:
         changes["image_size"] = as_size(image_size, "--image-size")
     if classes is not None:
         changes["classes"] = classes
-    about = summarize(config(model, **changes), model)
+    config = find_config(model)
+    about = summarize(config.replace(**changes) if changes else config, model)
     if as_json:
         return print_json(about)
     print_, table = open_table("layer", "kind", "output", "parameters", "multiply-adds", left=2)
