@@ -45,7 +45,7 @@ def positions(subject: Subject) -> list[Section]:
         return [_offsets(position_offsets(subject.model))]
     similarity = position_similarity(subject.model, grid)
     score = row_column_score(similarity)
-    found = max(score.values()) > 0.02
+    found = max(score.values()) > 0.05
     finding = (
         f"Positions of one row are {score['row']:+.2f} and of one column {score['column']:+.2f} more alike than others"
         if found
@@ -122,7 +122,7 @@ def training(subject: Subject) -> list[Section]:
     if subject.run is not None:
         made.append(_curves(read_log(subject.run)))
     sample = subject.sample
-    if sample.labels is not None and len(sample) and subject.model.head.classifier is not None:
+    if sample.labels is not None and len(sample) and subject.has_classifier:
         probability = probabilities(subject.model, sample.images).numpy()
         made += _judged(subject, probability, judge(probability, sample.labels))
     if not made:

@@ -51,9 +51,10 @@ def make_subject(
     )
     vit = as_vit(model)
     config = vit.config
-    wanted = [find_class(word, class_names, config.classes) for word in classes] or None
     given = load_pictures(images, config) if images else nothing(config)
     sample = sample_data(data, config, samples) if data else given
+    class_names = class_names or sample.class_names
+    wanted = [find_class(word, class_names, config.classes) for word in classes] or None
     pictures = given if len(given) else replace(sample, skipped=[*given.skipped, *sample.skipped])
     if len(given) > most:
         warnings.append(f"{len(given)} pictures were given: the first {most} are shown, all count in the statistics")

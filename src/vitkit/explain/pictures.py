@@ -6,7 +6,7 @@ A picture that cannot be read is left out and named, with the reason; the others
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +28,16 @@ class Pictures:
     images: Tensor  # float B C H W: the model's input
     labels: np.ndarray | None = None  # B: true classes, where known
     skipped: list[tuple[str, str]] = field(default_factory=list)  # name and reason
+    class_names: tuple[str, ...] | None = None  # of the set they came from
 
     def __len__(self) -> int:
         return len(self.names)
 
     def first(self, count: int) -> Pictures:
         labels = None if self.labels is None else self.labels[:count]
-        return Pictures(self.names[:count], self.pixels[:count], self.images[:count], labels, self.skipped)
+        return replace(
+            self, names=self.names[:count], pixels=self.pixels[:count], images=self.images[:count], labels=labels
+        )
 
     def shown(self) -> np.ndarray:
         """B H W 3 uint8, for drawing; grey pictures become RGB, other channels are averaged."""
@@ -76,8 +79,9 @@ def sample_data(data: str, config: ViTConfig, count: int = 200) -> Pictures:
         read.append(to_channels(one, config.channels))
         names.append(Path(source.where(i)).name)
         labels.append(-1 if source.multi_label else int(source.labels[i]))
-    known = None if source.multi_label or len(source.classes) != config.classes else np.array(labels, dtype=int)
-    return _stacked(names, read, known, skipped, config)
+    if source.multi_label or len(source.classes) != config.classes:  # not labels of this model's classes
+        return _stacked(names, read, None, skipped, config)
+    return replace(_stacked(names, read, np.array(labels, dtype=int), skipped, config), class_names=source.classes)
 
 
 def spread(source: Source, count: int) -> list[int]:

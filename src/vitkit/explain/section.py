@@ -67,12 +67,17 @@ class Subject:
         if not len(self.pictures):
             raise LeftOut("it needs pictures: name some after the model, or give a set with --data")
 
+    @property
+    def has_classifier(self) -> bool:
+        """Whether there is one, and it has learned something: a fresh one is all zeros."""
+        classifier = self.model.head.classifier
+        return classifier is not None and bool(classifier.weight.any())
+
     def need_classifier(self) -> None:
         self.need_pictures()
-        classifier = self.model.head.classifier
-        if classifier is None:
+        if self.model.head.classifier is None:
             raise LeftOut("the model has no classifier (classes=0), so there is no class to explain")
-        if not classifier.weight.any():
+        if not self.has_classifier:
             raise LeftOut("the classifier is all zeros, so every class has the same score; train the model first")
 
     @cached_property
