@@ -54,12 +54,8 @@ def main() -> None:
                 }
                 times = interleaved(calls, 0.2 if args.quick else args.seconds / 10, 3)
                 plain, fused = (1e3 * min(times[name]) for name in ("plain", "fused"))
-                row: dict[str, Any] = {
-                    "pass": "forward+backward" if gradients else "forward",
-                    "batch": batch,
-                    "heads": heads,
-                }
-                row |= {"head_width": head, "tokens": tokens, "plain_ms": round(plain, 3)}
+                row: dict[str, Any] = {"pass": "forward+backward" if gradients else "forward", "batch": batch}
+                row |= {"heads": heads, "head_width": head, "tokens": tokens, "plain_ms": round(plain, 3)}
                 found.append(row | {"fused_ms": round(fused, 3), "plain_is_faster_by": round(fused / plain, 2)})
             print(table(found), flush=True)
             rows += found

@@ -66,9 +66,8 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Size]:
         """B C H W -> tokens B N D, and the grid (h, w) they came from."""
-        grid = (x.shape[-2] // self.patch[0], x.shape[-1] // self.patch[1])
-        if self.form == "conv":
-            x = F.conv2d(x, self.weight, self.bias, stride=self.patch)  # B D h w
-            return x.flatten(2).mT, grid
-        x = rearrange(x, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch[0], q=self.patch[1])  # B N PQC
-        return F.linear(x, self.weight, self.bias), grid
+        (p, q), (h, w) = self.patch, x.shape[-2:]
+        # A matrix product for both forms: on a CPU it beats conv2d, most of all in the backward pass.
+        order = "c p q" if self.form == "conv" else "p q c"
+        x = rearrange(x, f"b c (h p) (w q) -> b (h w) ({order})", p=p, q=q)  # B N CPQ
+        return F.linear(x, self.weight.flatten(1), self.bias), (h // p, w // q)
