@@ -17,6 +17,7 @@ import numpy as np
 from vitkit.data import Source
 from vitkit.data.sheet import Row, Tile, draw
 from vitkit.errors import DataError, MissingPackage
+from vitkit.evaluate.metrics import Bins
 from vitkit.evaluate.result import Evaluation, printable
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
 
-INK, GREY, LINE, BLUE, ORANGE = "#1b1f27", "#667080", "#d3d8e0", "#2f7fc1", "#d9622b"
+INK, GREY, LINE, PALE = "#1b1f27", "#667080", "#d3d8e0", "#dbe6f2"
+BLUE, LIGHT_BLUE, ORANGE = "#2f7fc1", "#9cc6e8", "#d9622b"
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -41,8 +43,9 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
 }
 _NUMBERED = 20  # up to so many classes every cell holds its number
-_NAMED = 60  # up to so many classes every row has its name
+_SMALLEST = 6.5  # points; where names would be smaller, every second or third is left out
 _PAIRS = 12  # confusions listed by name beside a large matrix
+_FEW = 10  # a bar for fewer answers than that says little, and is drawn pale
 _SHEET_ROWS, _SHEET_COLUMNS = 12, 8
 
 
@@ -79,28 +82,29 @@ def confusion_png(evaluation: Evaluation) -> bytes | None:
     with _styled():
         figure = _figure(side + (4.2 if large else 0.6), side)
         axes = figure.subplots(1, 2 if large else 1, width_ratios=[side, 3.6] if large else None, squeeze=False)[0]
-        _draw_matrix(figure, axes[0], evaluation)
+        _draw_matrix(figure, axes[0], evaluation, 72 * (side - 2.4) / count)
         if large:
             _draw_pairs(axes[1], evaluation)
         _title(figure, _confusion_finding(evaluation))
         return _saved(figure)
 
 
-def _draw_matrix(figure: Figure, axes: Axes, evaluation: Evaluation) -> None:
+def _draw_matrix(figure: Figure, axes: Axes, evaluation: Evaluation, cell: float) -> None:
+    """`cell` is the height of a row in points."""
     matrix = evaluation.confusion
     assert matrix is not None
     count = len(matrix)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    mistakes = np.where(np.eye(count, dtype=bool), np.nan, shares)
-    top = float(np.nanmax(mistakes)) if count > 1 else 0.0
-    shown = axes.imshow(mistakes, cmap=_pale_to_dark(), vmin=0, vmax=top or 1.0)
-    axes.set_facecolor("#e3e7ee")  # the diagonal
+    mistakes = np.where(np.eye(count, dtype=bool), 0, shares)
+    top = max(0.05, float(mistakes.max()))  # a rare mistake shall not look grave
+    axes.imshow(np.where(np.eye(count, dtype=bool), 1.0, np.nan), cmap=_only(PALE), vmin=0, vmax=1)
+    shown = axes.imshow(np.where(mistakes, mistakes, np.nan), cmap=_light_to_dark(), vmin=0, vmax=top)
     for spine in axes.spines.values():
-        spine.set_visible(False)
+        spine.set(visible=True, color=LINE)
     if count <= _NUMBERED:
         _write_numbers(axes, matrix, shares, top)
-    step = 1 if count <= _NAMED else -(-count // _NAMED)
-    size = 9 if count <= _NUMBERED else max(4.5, 9 - 0.075 * count)
+    step = max(1, int(np.ceil(_SMALLEST / (0.8 * cell))))
+    size = min(9.0, 0.8 * cell * step)
     names = [_short(n, 16) for n in evaluation.classes]
     axes.set_yticks(range(0, count, step), names[::step], fontsize=size)
     flat = count <= _NUMBERED and max(map(len, names)) <= 4
@@ -153,28 +157,21 @@ def _confusion_finding(evaluation: Evaluation) -> str:
     if not pairs:
         return f"{right}: no class is taken for another"
     n, true, said = pairs[0]
-    return f"{right}; most often {_short(true)} is taken for {_short(said)} ({n} {'times' if n > 1 else 'time'})"
+    return f"{right}; most often {_short(true)} is taken for {_short(said)} ({n}\u00a0{'times' if n > 1 else 'time'})"
 
 
 # --- reliability -------------------------------------------------------------------------------------
 
 
 def reliability_png(evaluation: Evaluation) -> bytes:
+    """Above: what was true of each claim. Below: how many claims there were."""
     bins = evaluation.reliability
-    centres, width = (bins.edges[:-1] + bins.edges[1:]) / 2, bins.edges[1]
-    filled = bins.count > 0
     with _styled():
-        figure = _figure(5.6, 6.0)
+        figure = _figure(5.6, 6.4)
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
-        x, claimed, true = centres[filled], bins.confidence[filled], bins.accuracy[filled]
-        upper.bar(x, true, width * 0.92, color=BLUE, label="true")
-        over, under = np.maximum(claimed - true, 0), np.maximum(true - claimed, 0)
-        upper.bar(x, over, width * 0.92, true, color=ORANGE, alpha=0.35, label="claimed, but not true")
-        upper.bar(x, -under, width * 0.92, true, fill=False, hatch="///", edgecolor="white", linewidth=0)
-        upper.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="perfect calibration")
-        upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="how often that was true")
-        upper.legend(loc="upper left", fontsize=9)
-        lower.bar(centres, bins.count / max(1, bins.count.sum()), width * 0.92, color=GREY)
+        _draw_claims(upper, bins)
+        shares = bins.count / max(1, bins.count.sum())
+        lower.bar(bins.edges[:-1], shares, 0.92 * bins.edges[1], align="edge", color=GREY)
         lower.set(ylabel="share of\nanswers", xlabel="probability the model gave its answer")
         for axes in (upper, lower):
             axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
@@ -183,6 +180,23 @@ def reliability_png(evaluation: Evaluation) -> bytes:
             axes.set_axisbelow(True)
         _title(figure, _reliability_finding(evaluation))
         return _saved(figure)
+
+
+def _draw_claims(axes: Axes, bins: Bins) -> None:
+    """Bars as high as what was true; what was claimed beyond that, or not claimed of it, is set apart."""
+    for few in (False, True):
+        chosen = (bins.count > 0) & ((bins.count < _FEW) == few)
+        x, claimed, true = bins.edges[:-1][chosen], bins.confidence[chosen], bins.accuracy[chosen]
+        look: dict[str, Any] = {"width": 0.92 * bins.edges[1], "align": "edge", "alpha": 0.3 if few else 1.0}
+        words = ["_"] * 3 if few else ["claimed and true", "claimed, but not true", "true, but not claimed"]
+        both = np.minimum(claimed, true)
+        axes.bar(x, both, color=BLUE, label=words[0], **look)
+        axes.bar(x, np.maximum(claimed - true, 0), bottom=both, color=ORANGE, label=words[1], **look)
+        axes.bar(x, np.maximum(true - claimed, 0), bottom=both, color=LIGHT_BLUE, label=words[2], **look)
+    axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (4, 3)), label="perfect calibration")
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="how often that was true")
+    note = f"pale: fewer than {_FEW} answers" if ((bins.count > 0) & (bins.count < _FEW)).any() else None
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, fontsize=9, title=note, alignment="left")
 
 
 def _reliability_finding(evaluation: Evaluation) -> str:
@@ -202,49 +216,50 @@ def _reliability_finding(evaluation: Evaluation) -> str:
 
 
 def worst_sheet(evaluation: Evaluation, source: Source) -> Image.Image | None:
-    """A row per true class with its worst mistakes; the classes with the most mistakes first."""
-    of_class: dict[str, list[Tile]] = {}
-    wrong = mistakes_by_class(evaluation, source)
-    for label, found in sorted(wrong.items(), key=lambda item: -len(item[1]))[:_SHEET_ROWS]:
-        of_class[label] = [_tile(evaluation, source, row) for row in found[:_SHEET_COLUMNS]]
-    if not of_class:
+    """A row per true class with its worst mistakes, the classes with the most mistakes first.
+
+    With several labels there are too many combinations for that: then simply the worst, row by row.
+    """
+    wrong = evaluation.records.wrong
+    if not len(wrong):
         return None
-    total, some = sum(map(len, wrong.values())), min(len(of_class), len(wrong))
+    total = f"{len(wrong):,} of {evaluation.samples:,} are wrong ({_percent(len(wrong) / evaluation.samples)})"
+    if source.multi_label:
+        lines = [wrong[i : i + _SHEET_COLUMNS].tolist() for i in range(0, len(wrong), _SHEET_COLUMNS)][
+            : _SHEET_ROWS // 2
+        ]
+        rows = [Row("", "", [_tile(evaluation, source, r) for r in line]) for line in lines]
+        about = "the worst first: labels that the model missed, and labels that it added"
+        return draw(rows, total, about, _SHEET_COLUMNS)
+    of_class: dict[int, list[int]] = {}
+    for row in wrong.tolist():
+        of_class.setdefault(int(evaluation.records.labels[row]), []).append(row)
+    shown = sorted(of_class.items(), key=lambda item: -len(item[1]))[:_SHEET_ROWS]
     about = "each row: pictures of one class, and what the model took them for, worst first"
-    if some < len(wrong):
-        about += f"; the {some} classes with the most mistakes of {len(wrong)}"
-    rows = [Row(printable(k), f"{len(wrong[k]):,} wrong", tiles) for k, tiles in of_class.items()]
-    columns = max(4, *(len(r.tiles) for r in rows))
-    title = f"{total:,} of {evaluation.samples:,} are wrong ({_percent(total / max(1, evaluation.samples))})"
-    return draw(rows, title, about, columns)
-
-
-def mistakes_by_class(evaluation: Evaluation, source: Source) -> dict[str, list[int]]:
-    """True class (several are joined) -> rows of the records that are wrong, worst first."""
-    records = evaluation.records
-    if records.place is not None:
-        wrong = np.flatnonzero(records.place > 0)
-    else:
-        assert records.scores is not None
-        wrong = np.flatnonzero(((records.scores > 0) != (records.labels > 0)).any(axis=1))
-    found: dict[str, list[int]] = {}
-    for row in wrong[np.argsort(-np.nan_to_num(records.loss[wrong], nan=np.inf), kind="stable")].tolist():
-        found.setdefault(source.label_name(int(records.indices[row])) or "none", []).append(row)
-    return found
+    if len(shown) < len(of_class):
+        about += f"; the {len(shown)} classes with the most mistakes of {len(of_class)}"
+    rows = []
+    for label, found in shown:
+        tiles = [_tile(evaluation, source, row) for row in found[:_SHEET_COLUMNS]]
+        rows.append(Row(f"{_short(source.classes[label], 18)}: {len(found):,} wrong", "", tiles))
+    return draw(rows, total, about, max(5, *(len(r.tiles) for r in rows)))
 
 
 def _tile(evaluation: Evaluation, source: Source, row: int) -> Tile:
     from PIL import Image
 
-    records = evaluation.records
-    picture, _ = source.read(int(records.indices[row]))
+    records, index = evaluation.records, int(evaluation.records.indices[row])
+    picture, _ = source.read(index)
     if not isinstance(picture, Image.Image):  # neither grey nor colour: the first channel
         picture = Image.fromarray(np.ascontiguousarray(picture[..., 0]))
     if records.predicted is not None and records.probability is not None:
         said = evaluation.classes[records.predicted[row]]
-        return Tile(picture, f"{_short(said, 13)} {100 * records.probability[row]:.0f}%")
+        return Tile(picture, f"as {_short(said, 12)}, {100 * records.probability[row]:.0f}%")
     assert records.scores is not None
-    return Tile(picture, "|".join(evaluation.classes[c] for c in np.flatnonzero(records.scores[row] > 0)) or "none")
+    said, true = records.scores[row] > 0, records.labels[row] > 0
+    told = [("missed", true & ~said), ("added", said & ~true)]
+    words = [f"{word} {_short(evaluation.classes[c], 12)}" for word, which in told for c in np.flatnonzero(which)]
+    return Tile(picture, ", ".join(words))
 
 
 # --- the look ----------------------------------------------------------------------------------------
@@ -264,14 +279,18 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def _pale_to_dark() -> Any:
-    """A perceptually uniform map (matplotlib's magma, reversed) that begins on white, with a grey diagonal."""
+def _light_to_dark() -> Any:
+    """matplotlib's magma, perceptually uniform, from light to dark and without its ends; none is transparent."""
     import matplotlib as mpl
     from matplotlib.colors import LinearSegmentedColormap
 
-    pale = LinearSegmentedColormap.from_list("pale", mpl.colormaps["magma_r"](np.linspace(0, 0.85, 256)))
-    pale.set_bad("#e3e7ee")
-    return pale
+    return LinearSegmentedColormap.from_list("mistakes", mpl.colormaps["magma_r"](np.linspace(0.06, 0.85, 256)))
+
+
+def _only(colour: str) -> Any:
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap([colour])
 
 
 def _title(figure: Figure, text: str) -> None:
@@ -284,7 +303,7 @@ def _saved(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings():  # names of classes may be in letters that the font lacks
         warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(buffer, format="png", dpi=150)
+        figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight", pad_inches=0.15)
     return buffer.getvalue()
 
 

@@ -24,7 +24,7 @@ from vitkit.evaluate.classes import unwrapped
 from vitkit.evaluate.metrics import top_k
 from vitkit.evaluate.ranks import gather
 from vitkit.evaluate.result import plain
-from vitkit.evaluate.run import OnBatch, Rows, evaluation_loader, feed
+from vitkit.evaluate.run import OnBatch, evaluation_loader, feed
 from vitkit.model.stem import ResNet
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # DINO
@@ -92,8 +92,8 @@ def features(
         raise ConfigError(f"a probe needs one class per picture, and {source.name} has several; leave out --probe")
     rows: list[tuple[Tensor, Tensor]] = []
 
-    def take(outputs: Tensor, batch: Batch, kept: Rows) -> None:
-        rows.append((batch.indices[kept], outputs.float().cpu()))
+    def take(outputs: Tensor, batch: Batch) -> None:
+        rows.append((batch.indices, outputs.float().cpu()))
 
     config = unwrapped(model).config
     with evaluation_loader(source, config, batch_size, workers, rank, world_size) as loader:

@@ -58,6 +58,16 @@ class Records:
         return float((self.place < k).mean()) if len(self) else float("nan")
 
     @property
+    def wrong(self) -> np.ndarray:
+        """Rows that are wrong, the highest loss first; with several labels, wrong about any of them."""
+        if self.scores is None:
+            assert self.place is not None
+            rows = np.flatnonzero(self.place > 0)
+        else:
+            rows = np.flatnonzero(((self.scores > 0) != (self.labels > 0)).any(axis=1))
+        return rows[np.argsort(-np.nan_to_num(self.loss[rows], nan=np.inf), kind="stable")]
+
+    @property
     def map(self) -> float:
         assert self.scores is not None, "mAP is for several labels; use top(1)"
         return mean_average_precision(self.labels, self.scores)

@@ -121,8 +121,7 @@ def _one(records: Records, source: Source) -> dict[str, Any]:
     assert place is not None
     matrix = metrics.confusion(records.labels, predicted, len(source.classes))
     sure = np.isfinite(probability)
-    wrong = np.flatnonzero(place > 0)
-    order = wrong[np.argsort(-np.nan_to_num(records.loss[wrong], nan=np.inf), kind="stable")][:_WORST]
+    order = records.wrong[:_WORST]
     worst = [_mistake(records, source, r, source.classes[predicted[r]], float(probability[r])) for r in order.tolist()]
     return {
         "top1": records.top(1),
@@ -142,10 +141,8 @@ def _several(records: Records, source: Source) -> dict[str, Any]:
     labels = records.labels
     probability = np.exp(-np.logaddexp(0, -scores.astype(np.float64)))  # N C
     asked = np.isfinite(probability)
-    wrong = np.flatnonzero(((scores > 0) != (labels > 0)).any(axis=1))
-    order = wrong[np.argsort(-np.nan_to_num(records.loss[wrong], nan=np.inf), kind="stable")][:_WORST]
     worst = []
-    for row in order.tolist():
+    for row in records.wrong[:_WORST].tolist():
         said = "|".join(source.classes[c] for c in np.flatnonzero(scores[row] > 0)) or "none"
         most_wrong = int(abs(probability[row] - labels[row]).argmax())
         worst.append(_mistake(records, source, row, said, float(probability[row, most_wrong])))

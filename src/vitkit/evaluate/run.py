@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitkit.data import BadFile, BadFiles, BadPicture, Batch, Loader, Source, normalise
-from vitkit.data.samples import Samples
+from vitkit.data import BadFile, BadFiles, BadPicture, Batch, Loader, Source, normalise, prepare, to_tensor
+from vitkit.data.keys import sample_keys
+from vitkit.data.order import Order
+from vitkit.data.samples import Samples, one_thread
 from vitkit.errors import DataError
 from vitkit.evaluate.classes import columns_of, unwrapped
 from vitkit.evaluate.ranks import gather
@@ -25,7 +26,6 @@ from vitkit.model.config import AnyConfig
 
 OnBatch = Callable[[int, int], None]  # samples done, and samples in all, of this rank
 Call = Callable[[Tensor], Tensor]
-Rows = slice | list[int]  # which rows of a batch could be read
 _PIXELS_AT_ONCE = 1 << 20  # per batch, counting one channel: fast for small pictures, gentle to memory for large
 
 
@@ -75,7 +75,7 @@ def evaluation_loader(
     shared = {"workers": workers, "rank": rank, "world_size": world_size, "bad_files": bad}
     loader = Loader(source, pre, batch_size, channels=config.channels, **shared)  # type: ignore[arg-type]
     if loader.samples.pixels is None:
-        loader.samples = _NoReplacements(source, pre, channels=config.channels)
+        loader.samples = _OnlyReadable(source, pre, channels=config.channels)
     return loader
 
 
@@ -107,10 +107,10 @@ def run_part(
     indices: list[Tensor] = []
     judged: list[Judged] = []
 
-    def take(outputs: Tensor, batch: Batch, kept: Rows) -> None:
+    def take(outputs: Tensor, batch: Batch) -> None:
         logits = outputs if order is None else outputs[:, order]
-        indices.append(batch.indices[kept])
-        judged.append(judge(logits, batch.labels[kept].to(logits.device)))
+        indices.append(batch.indices)
+        judged.append(judge(logits, batch.labels.to(logits.device)))
 
     bad = feed(model, model, loader, take, device, on_batch)
     return collect(indices, judged, bad)
@@ -120,11 +120,11 @@ def feed(
     model: nn.Module,
     call: Call,
     loader: Loader,
-    take: Callable[[Tensor, Batch, Rows], None],
+    take: Callable[[Tensor, Batch], None],
     device: str | torch.device | None = None,
     on_batch: OnBatch | None = None,
 ) -> list[BadFile]:
-    """Run `call` on every batch; `take(outputs, batch, kept)` gets the outputs of its readable rows `kept`.
+    """Run `call` on the pictures of every batch and hand the outputs to `take`; gives the files that are bad.
 
     Every rank runs every batch, an empty one with a blank picture: a sharded model talks to the other
     ranks at each step and would wait forever for one that skips it.
@@ -136,14 +136,10 @@ def feed(
     with judging(model):
         for batch in loader:
             bad += batch.bad
-            kept = _readable_rows(batch, loader.source)
-            images = batch.images[kept]
-            count = len(images)
-            if not count:
-                images = torch.zeros(1, *images.shape[1:], dtype=torch.uint8)
+            images = batch.images if len(batch) else torch.zeros(1, *batch.images.shape[1:], dtype=torch.uint8)
             outputs = call(normalise(images.to(where), loader.pre).to(dtype))
-            take(outputs[:count], batch, kept)
-            done += len(batch)
+            take(outputs[: len(batch)], batch)
+            done += len(batch) + len(batch.bad)
             if on_batch is not None:
                 on_batch(done, total)
     return bad
@@ -182,19 +178,25 @@ def _shares(loader: Loader) -> Iterator[range]:
         yield range(*cuts)
 
 
-def _readable_rows(batch: Batch, source: Source) -> Rows:
-    if not batch.bad:
-        return slice(None)  # no copy of the pictures
-    bad = {b.path for b in batch.bad}
-    return [row for row, index in enumerate(batch.indices.tolist()) if source.where(index) not in bad]
+class _OnlyReadable(Samples):
+    """A picture that cannot be read is reported and left out of its batch, not replaced by another of its class."""
 
-
-class _NoReplacements(Samples):
-    """A picture that cannot be read comes out blank and is reported, instead of another of its class."""
-
-    def _readable(self, index: int, draws: np.ndarray | None, bad: list[BadFile]) -> tuple[Any, int]:
-        try:
-            return self._picture(index, draws), index
-        except BadPicture as e:
-            bad.append(BadFile(self.source.where(index), self.source.label_name(index), e.reason))
-            return np.zeros((*self.pre.size, self.channels), dtype=np.uint8), index
+    def load(self, epoch: int, order: Order) -> Batch:
+        images, kept, bad = [], [], []
+        with one_thread():
+            for index in order.indices.tolist():
+                try:
+                    picture = self.source.picture(index, self.channels)
+                except BadPicture as e:
+                    bad.append(BadFile(self.source.where(index), self.source.label_name(index), e.reason))
+                    continue
+                images.append(to_tensor(picture if self.source.prepared else prepare(picture, self.pre)))
+                kept.append(index)
+        indices = np.array(kept, dtype=np.int64)
+        return Batch(
+            images=torch.stack(images) if images else torch.empty(0, self.channels, *self.pre.size, dtype=torch.uint8),
+            labels=torch.from_numpy(self.source.labels[indices]),
+            indices=torch.from_numpy(indices),
+            keys=sample_keys(self.seed, epoch, indices),
+            bad=bad,
+        )

@@ -1,0 +1,290 @@
+"""Running an evaluation: exact on any number of ranks, honest about bad files, and leaves the model as it was."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sklearn.metrics as sk
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vitkit
+from evaluate.subjects import CONFIG, Oracle, in_memory
+from peers import randomize
+from strategies import configs
+from vitkit.data import open_data
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluate import Evaluation, Records, columns_of, evaluate, evaluation_loader, merge, quick, run_part
+from vitkit.model.config import Preprocessing, ViTConfig
+
+
+def answers(count: int, classes: int = 4, seed: int = 1) -> torch.Tensor:
+    return 3 * torch.randn(count, classes, generator=torch.Generator().manual_seed(seed))
+
+
+def test_every_number_is_that_of_scikit_learn() -> None:
+    source = in_memory()
+    logits = answers(len(source))
+    found = evaluate(Oracle(source, logits), source, batch_size=7)
+    p, y = logits.softmax(dim=1).numpy(), source.labels
+    predicted = p.argmax(axis=1)
+    assert found.samples == len(source)
+    assert found.top1 == pytest.approx(sk.accuracy_score(y, predicted))
+    assert found.top5 == 1.0  # of four classes
+    assert found.loss == pytest.approx(
+        sk.log_loss(y, logits.double().softmax(dim=1).numpy(), labels=range(4)), rel=1e-5
+    )
+    assert (found.confusion == sk.confusion_matrix(y, predicted)).all()
+    assert found.per_class.support.tolist() == source.counts.tolist()
+    assert np.diag(found.confusion).sum() == round(found.top1 * found.samples)
+    losses = -np.log(p[np.arange(len(y)), y])
+    wrong = np.flatnonzero(predicted != y)
+    assert [m.index for m in found.worst] == wrong[np.argsort(-losses[wrong])].tolist()
+    first = found.worst[0]
+    assert (first.where, first.label) == (f"made up[{first.index}]", source.classes[y[first.index]])
+    assert first.predicted == source.classes[predicted[first.index]]
+    assert first.probability == pytest.approx(p[first.index].max(), rel=1e-5)
+
+
+def test_several_labels() -> None:
+    source = in_memory(several=True)
+    logits = answers(len(source))
+    found = evaluate(Oracle(source, logits), source, batch_size=7)
+    assert found.map == pytest.approx(sk.average_precision_score(source.labels, logits.numpy(), average="macro"))
+    assert (found.top1, found.top5, found.confusion) == (None, None, None)
+    assert found.loss == pytest.approx(sk.log_loss(source.labels.ravel(), logits.sigmoid().double().ravel()), rel=1e-5)
+    told = found.to_dict()
+    assert told["map"] == found.map
+    assert set(told["per_class"][0]) == {"class", "precision", "recall", "f1", "support", "ap"}
+    assert found.reliability.count.sum() == source.labels.size
+    assert all(m.label != m.predicted for m in found.worst)
+    assert set(quick(Oracle(source, logits), evaluation_loader(source, CONFIG))) == {"map", "loss", "samples"}
+
+
+def test_json_has_the_promised_keys_and_no_infinities() -> None:
+    source = in_memory(9)
+    logits = answers(9)
+    logits[3, 2] = float("nan")
+    found = evaluate(Oracle(source, logits), source)
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert {"top1", "top5", "loss", "ece", "map", "per_class", "confusion", "samples", "bad_files"} <= told.keys()
+    assert (found.not_finite, told["loss"], told["map"]) == (1, None, None)
+    assert len(told["per_class"]) == 4
+    assert np.array(told["confusion"]).sum() == 9
+    assert sum(b["count"] for b in told["reliability"]) == 8
+
+
+# --- ranks -------------------------------------------------------------------------------------------
+
+
+def same(a: Records, b: Records) -> bool:
+    names = ("indices", "labels", "loss", "predicted", "probability", "place", "scores")
+    pairs = [(getattr(a, n), getattr(b, n)) for n in names]
+    return all((x is None and y is None) or np.array_equal(x, y) for x, y in pairs)
+
+
+@given(
+    count=st.integers(1, 40),
+    batch=st.integers(1, 16),
+    world=st.integers(1, 5),
+    several=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_number_of_ranks_gives_the_same_records(
+    count: int, batch: int, world: int, several: bool, seed: int
+) -> None:
+    source = in_memory(count, several=several, seed=seed)
+    logits = answers(count, seed=seed)
+    whole = run_part(Oracle(source, logits), evaluation_loader(source, CONFIG, count))
+    parts = []
+    for rank in range(world):
+        model = Oracle(source, logits)
+        loader = evaluation_loader(source, CONFIG, batch, rank=rank, world_size=world)
+        parts.append(run_part(model, loader))
+        assert len(model.calls) == len(loader)  # every rank takes every step, as a sharded model needs
+    merged = merge(parts[::-1])
+    assert same(merged, whole)
+    assert sum(map(len, parts)) == count == len(set(merged.indices.tolist()))
+    ours, theirs = (Evaluation.of(r, source).to_dict() for r in (merged, whole))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_real_model_on_several_ranks(world: int) -> None:
+    source = in_memory(50)
+    model = randomize(vitkit.create(CONFIG), scale=0.5)
+    whole = evaluate(model, source)
+    parts = [run_part(model, evaluation_loader(source, CONFIG, 16, rank=r, world_size=world)) for r in range(world)]
+    merged = Evaluation.of(merge(parts), source)
+    assert merged.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert (merged.top1, merged.top5) == (whole.top1, whole.top5)
+    assert (merged.confusion == whole.confusion).all()
+
+
+def test_several_ranks_without_torch_distributed_is_an_error() -> None:
+    source = in_memory(8)
+    with pytest.raises(ConfigError, match="torchrun"):
+        evaluate(Oracle(source, answers(8)), source, rank=0, world_size=2)
+
+
+_OF_TWO = """
+import sys
+import numpy as np, torch, torch.distributed as dist, json
+sys.path[:0] = sys.argv[1:3]
+from evaluate.subjects import Oracle, in_memory
+from vitkit.evaluate import evaluate, knn
+from vitkit.evaluate.ranks import joined
+source = in_memory(37)
+logits = 3 * torch.randn(37, 4, generator=torch.Generator().manual_seed(1))
+with joined() as (rank, world_size):
+    found = evaluate(Oracle(source, logits), source, batch_size=8, rank=rank, world_size=world_size)
+    print(json.dumps([rank, world_size, found.to_dict()]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_under_torchrun(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    script = tmp_path / "two.py"
+    script.write_text(_OF_TWO)
+    tests = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29733", str(script)]
+    done = subprocess.run([*command, str(tests)], capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    source = in_memory(37)
+    alone = evaluate(Oracle(source, answers(37)), source).to_dict()
+    assert sorted(rank for rank, _, _ in found) == [0, 1]
+    assert all(world == 2 and told == alone for _, world, told in found)
+
+
+# --- the model is left as it was ---------------------------------------------------------------------
+
+
+def test_modes_are_restored() -> None:
+    source = in_memory(8)
+    model = vitkit.create(CONFIG).train()
+    model.encoder.eval()
+    before = [m.training for m in model.modules()]
+    evaluate(model, source)
+    assert [m.training for m in model.modules()] == before
+
+
+@settings(max_examples=12)
+@given(configs(classes=4, channels=1, image_size=12, patch_size=4, stem=None, preprocessing=Preprocessing(size=12)))
+def test_a_model_can_be_trained_after_it_was_evaluated(config: ViTConfig) -> None:
+    """Nothing that was computed without gradients may stay behind in a cache."""
+    model = vitkit.create(config).train()
+    quick(model, evaluation_loader(in_memory(5), config))
+    model(torch.randn(2, 1, 12, 12)).sum().backward()
+
+
+def test_half_precision_models_get_half_precision_pictures() -> None:
+    found = evaluate(randomize(vitkit.create(CONFIG)).bfloat16(), in_memory(8))
+    assert np.isfinite(found.loss)
+
+
+def test_progress_is_told() -> None:
+    source = in_memory(20)
+    seen: list[tuple[int, int]] = []
+    evaluate(Oracle(source, answers(20)), source, batch_size=8, on_batch=lambda done, total: seen.append((done, total)))
+    assert seen == [(8, 20), (16, 20), (20, 20)]
+    seen.clear()
+    loader = evaluation_loader(source, CONFIG, 8, rank=1, world_size=3)
+    run_part(Oracle(source, answers(20)), loader, on_batch=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen][-1] == seen[0][1]
+
+
+def test_a_loader_can_be_used_again_and_again() -> None:
+    source = in_memory(20)
+    model, loader = Oracle(source, answers(20)), evaluation_loader(source, CONFIG, 8)
+    iterator = iter(loader)
+    next(iterator)  # someone looked at a batch and went away
+    assert quick(model, loader) == quick(model, loader)
+    assert quick(model, loader)["samples"] == 20
+
+
+# --- bad files ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    from data.making import write_folder
+
+    return write_folder(tmp_path / "photos", {"cats": 12, "dogs": 12})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unreadable_files_are_listed_and_not_counted(photos: Path, workers: int) -> None:
+    bad = {str(photos / "cats" / "003.jpg"), str(photos / "dogs" / "007.jpg"), str(photos / "dogs" / "008.jpg")}
+    for path in bad:
+        Path(path).write_bytes(b"no picture")
+    config = CONFIG.replace(classes=2, channels=3)
+    source = open_data(photos, "all")
+    found = evaluate(randomize(vitkit.create(config)), source, batch_size=5, workers=workers)
+    assert {b.path for b in found.bad_files} == bad
+    assert found.samples == 21
+    assert {source.where(int(i)) for i in found.records.indices}.isdisjoint(bad)
+    assert found.per_class.support.tolist() == [11, 10]
+
+
+def test_a_class_of_which_nothing_can_be_read_does_not_end_the_evaluation(photos: Path) -> None:
+    for path in (photos / "cats").iterdir():
+        path.write_bytes(b"")
+    found = evaluate(vitkit.create(CONFIG.replace(classes=2, channels=3)), open_data(photos, "all"))
+    assert found.per_class.support.tolist() == [0, 12]
+    assert len(found.bad_files) == 12
+
+
+def test_nothing_readable_at_all_is_an_error(photos: Path) -> None:
+    for path in photos.rglob("*.jpg"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"no picture of .* can be read.*vitkit data check"):
+        evaluate(vitkit.create(CONFIG.replace(classes=2, channels=3)), open_data(photos, "all"))
+
+
+# --- classes -----------------------------------------------------------------------------------------
+
+
+def named(model: torch.nn.Module, *names: str) -> torch.nn.Module:
+    model.class_names = names
+    return model
+
+
+def test_classes_in_another_order_are_mapped_by_name() -> None:
+    source = in_memory()
+    logits = answers(len(source))
+    plain = evaluate(named(Oracle(source, logits), "ant", "bee", "cow", "dog"), source)
+    order = [2, 0, 3, 1]
+    shuffled = named(Oracle(source, logits[:, order]), *(source.classes[i] for i in order))
+    assert columns_of(shuffled, source).tolist() == [1, 3, 0, 2]
+    assert evaluate(shuffled, source).to_dict() == plain.to_dict()
+
+
+@pytest.mark.parametrize("names", [None, ("0", "1", "2", "3"), ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")])
+def test_names_that_only_count_are_no_names(names: tuple[str, ...] | None) -> None:
+    source = in_memory()
+    model = Oracle(source, answers(len(source)))
+    model.class_names = names
+    assert columns_of(model, source) is None
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "words"),
+    [
+        (0, None, ["classes=0", "--probe knn"]),
+        (7, None, ["model has 7 classes", "made up has 4", "ant, bee, cow, dog"]),
+        (4, ("ant", "bee", "cow", "elk"), ["only the model has elk", "only the data has dog", "--probe"]),
+        (3, ("ant", "bee", "cow"), ["model's 3 classes", "4 of made up", "only the data has dog"]),
+    ],
+)
+def test_classes_that_do_not_fit_are_named(classes: int, names: tuple[str, ...] | None, words: list[str]) -> None:
+    model = vitkit.create(CONFIG, classes=classes)
+    model.class_names = names
+    with pytest.raises(ConfigError) as e:
+        evaluate(model, in_memory())
+    assert all(word in str(e.value) for word in words), str(e.value)
