@@ -48,15 +48,19 @@ class CachedSource(Source):
         self._map: np.ndarray | None = None
 
     def picture(self, index: int, channels: int, needed: Needed | None = None) -> Image.Image:
+        return Image.fromarray(self.view(index))
+
+    def view(self, index: int) -> np.ndarray:
         height, width = (int(n) for n in self._sizes[index])
         if not height:
             raise BadPicture(self._reasons[str(index)])
         if self._map is None:
-            self._map = np.memmap(self.folder / "pixels.bin", dtype=np.uint8, mode="r")
+            mapped = np.memmap(self.folder / "pixels.bin", dtype=np.uint8, mode="c")
+            self._map = np.asarray(mapped)  # the same memory without memmap's slow slicing
         start = int(self._offsets[index])
         pixels = self._map[start : start + height * width * self.channels]
         shape = (height, width) if self.channels == 1 else (height, width, self.channels)
-        return Image.fromarray(pixels.reshape(shape))
+        return pixels.reshape(shape)
 
     def __getstate__(self) -> dict[str, Any]:  # every process opens the map itself
         return {**self.__dict__, "_map": None}

@@ -11,6 +11,7 @@ would clip them to white); of an animation the first frame is taken.
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,8 +88,15 @@ _available: tuple[str, ...] = ()
 
 
 def _read(path: str | Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    """As `open(path, "rb").read()` with half the calls to the system."""
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    try:
+        whole = os.read(file, os.fstat(file).st_size + 1)
+        while more := os.read(file, 1 << 20) if whole else b"":  # a pipe, or a file that grows
+            whole += more
+        return whole
+    finally:
+        os.close(file)
 
 
 def _decode_opened(image: Image.Image, channels: int, needed: Needed | None) -> Image.Image:

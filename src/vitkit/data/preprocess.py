@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -50,6 +51,18 @@ def resized_to(height: int, width: int, pre: Preprocessing) -> Size:
     return max(goal[0], round(height / ratio)), max(goal[1], round(width / ratio))
 
 
+def resize(pixels: np.ndarray, pre: Preprocessing) -> Tensor:
+    """(h, w) or (h, w, C) -> (C, H, W) of `pre.size`, for training.
+
+    Torch resizes bytes about twice as fast as Pillow and rounds differently in one value of a thousand, by
+    one level; the kinds of interpolation it does not know are left to Pillow.
+    """
+    if pre.interpolation not in ("bilinear", "bicubic"):
+        return to_tensor(Image.fromarray(pixels).resize(pre.size[::-1], RESAMPLING[pre.interpolation]))
+    image = torch.from_numpy(pixels if pixels.ndim == 3 else pixels[:, :, None]).permute(2, 0, 1)[None]
+    return F.interpolate(image, pre.size, mode=pre.interpolation, antialias=True)[0]
+
+
 def to_tensor(picture: Image.Image | np.ndarray) -> Tensor:
     """A picture -> uint8 (C, H, W)."""
     array = np.asarray(picture)
@@ -60,7 +73,11 @@ def to_tensor(picture: Image.Image | np.ndarray) -> Tensor:
 def normalise(images: Tensor, pre: Preprocessing) -> Tensor:
     """uint8 (..., C, H, W) -> float (x / 255 - mean) / std, on whatever device the images are."""
     mean, std = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (pre.mean, pre.std))
-    return images.float().div_(255).sub_(mean).div_(std)
+    out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
+    few = max(1, 2**18 // max(1, images[..., :1, :, :].numel())) if images.device.type == "cpu" else len(images)
+    for part, result in zip(images.split(few), out.split(few), strict=True):  # small enough to stay in the cache
+        result.copy_(part).div_(255).sub_(mean).div_(std)
+    return out
 
 
 def denormalise(images: Tensor, pre: Preprocessing) -> Tensor:

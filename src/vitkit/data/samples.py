@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitkit.data.augment import Augment, crop_kind, random_box
@@ -23,9 +22,9 @@ from vitkit.data.badfiles import BadFile
 from vitkit.data.decode import BadPicture
 from vitkit.data.keys import Keys, sample_keys, uniforms
 from vitkit.data.order import Order
-from vitkit.data.preprocess import RESAMPLING, prepare, prepare_pixels
+from vitkit.data.preprocess import RESAMPLING, prepare, prepare_pixels, resize, to_tensor
 from vitkit.data.source import Source
-from vitkit.data.vary import crop_and_flip, flips, shift_and_flip, vary
+from vitkit.data.vary import crop_and_flip, shift_and_flip, vary
 from vitkit.errors import DataError
 from vitkit.model.config import Preprocessing
 
@@ -100,25 +99,21 @@ class Samples:
         return vary(crop_and_flip(images, keys, self.augment, self.pre.size), keys, self.augment)
 
     def _from_files(self, indices: np.ndarray, keys: Keys, bad: list[BadFile]) -> tuple[Tensor, np.ndarray]:
-        out = np.empty((len(indices), *self.pre.size, self.channels), dtype=np.uint8)
+        images = torch.empty((len(indices), self.channels, *self.pre.size), dtype=torch.uint8)
         used = np.array(indices)
         draws = uniforms(keys, "crop", 40) if self.crop == "resized" else [None] * len(indices)
-        mirrored = flips(keys, self.augment) if self.augment else np.zeros(len(indices), dtype=bool)
         for row, index in enumerate(indices):
-            picture, used[row] = self._readable(int(index), draws[row], bad)
-            array = np.asarray(picture).reshape(*self.pre.size, self.channels)
-            out[row] = array[:, ::-1] if mirrored[row] else array
-        images = torch.from_numpy(out).permute(0, 3, 1, 2)  # B C H W, channels last in memory
+            images[row], used[row] = self._readable(int(index), draws[row], bad)
         if self.augment is None or not len(indices):
             return images, used
-        images = shift_and_flip(images, keys, self.augment, shift=self.crop == "pad", flip=False)
+        images = shift_and_flip(images, keys, self.augment, shift=self.crop == "pad")
         return vary(images, keys, self.augment), used
 
-    def _readable(self, index: int, draws: np.ndarray | None, bad: list[BadFile]) -> tuple[Image.Image, int]:
-        """The picture of a sample, or of the first readable one of its class in an order of its own."""
+    def _readable(self, index: int, draws: np.ndarray | None, bad: list[BadFile]) -> tuple[Tensor, int]:
+        """The pixels of a sample, or of the first readable one of its class in an order of its own."""
         for candidate in self._candidates(index):
             try:
-                return self._picture(candidate, draws), candidate
+                return self._pixels(candidate, draws), candidate
             except BadPicture as e:
                 where = self.source.where(candidate)
                 bad.append(BadFile(where, self.source.label_name(candidate), e.reason))
@@ -136,13 +131,14 @@ class Samples:
             if other != index:
                 yield int(other)
 
-    def _picture(self, index: int, draws: np.ndarray | None) -> Image.Image:
+    def _pixels(self, index: int, draws: np.ndarray | None) -> Tensor:
+        """uint8 (C, H, W) at the model's size."""
         if draws is None or self.augment is None:
             picture = self.source.picture(index, self.channels)
-            return picture if self.source.prepared else prepare(picture, self.pre)
+            return to_tensor(picture if self.source.prepared else prepare(picture, self.pre))
         return self._random_crop(index, draws, self.augment)
 
-    def _random_crop(self, index: int, draws: np.ndarray, augment: Augment) -> Image.Image:
+    def _random_crop(self, index: int, draws: np.ndarray, augment: Augment) -> Tensor:
         """RandomResizedCrop; a large JPEG is decoded only as finely as the crop needs."""
         height, width = self.pre.size
         chosen: dict[str, tuple[int, ...]] = {}
@@ -152,16 +148,19 @@ class Samples:
             chosen.update(size=(w, h), box=(left, top, right, bottom))
             return math.ceil(w * width / (right - left)), math.ceil(h * height / (bottom - top))
 
+        view = self.source.view(index)
+        if view is not None:
+            left, top, right, bottom = random_box(draws, view.shape[1], view.shape[0], augment)
+            return resize(view[top:bottom, left:right], self.pre)
         picture = self.source.picture(index, self.channels, needed)
         if "box" not in chosen:
             needed(*picture.size)
-        resampling = RESAMPLING[self.pre.interpolation]
-        if picture.size == chosen["size"]:
-            return picture.crop(chosen["box"]).resize((width, height), resampling)  # type: ignore[arg-type]
-        x, y = (got / full for got, full in zip(picture.size, chosen["size"], strict=True))
         left, top, right, bottom = chosen["box"]
-        box = left * x, top * y, min(right * x, picture.width), min(bottom * y, picture.height)
-        return picture.resize((width, height), resampling, box=box)
+        if picture.size == chosen["size"]:
+            return resize(np.array(picture.crop((left, top, right, bottom))), self.pre)
+        x, y = (got / full for got, full in zip(picture.size, chosen["size"], strict=True))
+        box = left * x, top * y, min(right * x, picture.width), min(bottom * y, picture.height)  # between pixels
+        return to_tensor(picture.resize((width, height), RESAMPLING[self.pre.interpolation], box=box))
 
 
 @contextmanager

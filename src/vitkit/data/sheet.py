@@ -13,7 +13,7 @@ from vitkit.data.decode import BadPicture
 from vitkit.data.keys import permutation
 from vitkit.data.order import Order
 from vitkit.data.preprocess import denormalise, normalise
-from vitkit.data.samples import Batch, Samples
+from vitkit.data.samples import Batch, Samples, one_thread
 from vitkit.data.source import Source
 from vitkit.data.targets import mix
 from vitkit.model.config import Preprocessing
@@ -67,7 +67,8 @@ def training_sheet(
     channels = source.channels if source.channels in (1, 3) else None
     plain = Samples(source, pre, None, seed, channels).load(0, order)
     training = Samples(source, pre, augment, seed, channels)
-    seen = [_as_trained(training.load(epoch, order), pre, augment, source) for epoch in range(columns - 1)]
+    with one_thread():
+        seen = [_as_trained(training.load(epoch, order), pre, augment, source) for epoch in range(columns - 1)]
     drawn = []
     for r, index in enumerate(plain.indices.tolist()):
         tiles = [Tile(_image(plain.images[r].numpy()), "evaluation"), *(epoch[r] for epoch in seen)]

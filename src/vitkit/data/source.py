@@ -87,6 +87,10 @@ class Source:
         """The picture, decoded and upright; `needed` as in `decode`. Raises `BadPicture`."""
         return decode(self.encoded(index), channels, needed)
 
+    def view(self, index: int) -> np.ndarray | None:
+        """The decoded pixels (H, W) or (H, W, C) where they are mapped from a cache, else None."""
+        return None
+
     def read(self, index: int) -> tuple[Image.Image | np.ndarray, int | np.ndarray]:
         """The picture and its label. Raises `BadPicture` when the picture cannot be read."""
         label = self.labels[index]

@@ -23,16 +23,19 @@ def crop_and_flip(images: Tensor, keys: Keys, augment: Augment, size: Size) -> T
     kind = crop_kind(augment, size)
     if kind == "resized":
         return _zoom(images, keys, augment, size)
-    return shift_and_flip(images, keys, augment, shift=kind == "pad", flip=True)
+    return shift_and_flip(images, keys, augment, shift=kind == "pad")
 
 
-def shift_and_flip(images: Tensor, keys: Keys, augment: Augment, shift: bool, flip: bool) -> Tensor:
+def shift_and_flip(images: Tensor, keys: Keys, augment: Augment, shift: bool) -> Tensor:
     """Pad with black and cut out at a random place; mirror some. One gather does both."""
     count, channels, height, width = images.shape
     pad_y, pad_x = (round(n * augment.padding) if shift else 0 for n in (height, width))
-    mirrored = flips(keys, augment) if flip else np.zeros(count, dtype=bool)
-    if not (pad_y or pad_x or mirrored.any()):
-        return images
+    mirrored = flips(keys, augment)
+    if not (pad_y or pad_x):
+        out = images.clone() if mirrored.any() else images
+        for i in np.flatnonzero(mirrored):
+            out[i] = images[i].flip(-1)
+        return out
     draws = uniforms(keys, "shift", 2)
     top = (draws[:, 0] * (2 * pad_y + 1)).astype(np.int64) - pad_y
     left = (draws[:, 1] * (2 * pad_x + 1)).astype(np.int64) - pad_x
@@ -43,9 +46,7 @@ def shift_and_flip(images: Tensor, keys: Keys, augment: Augment, shift: bool, fl
     places = rows.clip(0, height - 1)[:, :, None] * width + columns.clip(0, width - 1)[:, None]  # B H W
     index = torch.from_numpy(places.reshape(count, 1, -1)).expand(-1, channels, -1)
     moved = images.reshape(count, channels, -1).gather(2, index).view(images.shape)
-    if pad_y or pad_x:
-        keep = torch.from_numpy(~(outside[0][:, :, None] | outside[1][:, None]))
-        moved *= keep[:, None]
+    moved *= torch.from_numpy(~(outside[0][:, :, None] | outside[1][:, None]))[:, None]
     return moved
 
 
