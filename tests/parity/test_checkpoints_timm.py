@@ -42,6 +42,7 @@ VARIANTS = {
 def stated(variant: dict) -> dict:
     """What a state dict does not tell."""
     told = {"heads": 2, "image_size": variant.get("img_size", 32)}
+    told |= {"positions": "none"} if "pos_embed" in variant else {}
     return told | ({"activation": "quick-gelu"} if "norm_layer" in variant else {})
 
 

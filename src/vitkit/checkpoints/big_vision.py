@@ -7,6 +7,7 @@ as in `google.py`, the exact GELU unless `activation="gelu-tanh"` is asked for.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,17 @@ from torch import Tensor
 from vitkit.checkpoints import flax
 from vitkit.checkpoints.fused import fuse, split
 from vitkit.checkpoints.google import conv_patches
-from vitkit.checkpoints.layout import Checkpoint, LazyTensors, NameMap, Tensors, make_config, not_kept, of, only
+from vitkit.checkpoints.layout import (
+    Checkpoint,
+    LazyTensors,
+    NameMap,
+    Tensors,
+    make_config,
+    not_kept,
+    note_assumptions,
+    of,
+    only,
+)
 from vitkit.errors import CheckpointError
 
 BLOCK = "Transformer/encoderblock_{i}"
@@ -87,8 +98,10 @@ def read(tensors: Tensors, about: Any = None, given: dict[str, Any] | None = Non
         if "image_size" not in given:
             notes.append(f"no position table (sin-cos): the picture size is not in the file, {size[0]} is assumed")
     fields["pooling"] = "map" if "head.pool.probe" in lazy else "cls" if fields["class_token"] else "mean"
+    note_assumptions(fields, notes)
     config = make_config(given, **fields)
-    return Checkpoint(config, fuse(lazy, flax.from_flax), None, notes, "big_vision", NAMES.theirs)
+    converted = fuse(lazy, partial(flax.from_flax, config=config))
+    return Checkpoint(config, converted, None, notes, "big_vision", NAMES.theirs)
 
 
 def _unstacked(tensors: LazyTensors) -> LazyTensors:

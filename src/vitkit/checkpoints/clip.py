@@ -98,6 +98,8 @@ def _fields(tensors: LazyTensors, about: dict[str, Any], given: dict[str, Any], 
         if "activation" not in given:
             notes.append("activation: not in the file, OpenAI's quick-gelu is assumed (most open_clip models: gelu)")
     projection = "head.projection.weight"
+    if projection not in tensors and given.get("projection") != 0:
+        raise CheckpointError("the tensor 'proj' is missing; if the tower really has no projection, pass projection=0")
     return {
         "image_size": (grid[0] * patch[0], grid[1] * patch[1]),
         "patch_size": (patch[0], patch[1]),

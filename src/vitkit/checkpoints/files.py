@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -113,7 +114,10 @@ def open_tensors(path: Path, kind: str | None = None) -> tuple[LazyTensors, dict
             f"{path} is a TorchScript archive, whose code vitkit does not run. Save its weights once with "
             f"torch.save(torch.jit.load('{path.name}', map_location='cpu').state_dict(), 'weights.pt') and load those"
         )
-    return _from_nested(path, _load_torch(path, kind)), {}
+    tensors = _from_nested(path, _load_torch(path, kind))
+    if kind == "torch-legacy":
+        _check_views(path, tensors)
+    return tensors, {}
 
 
 def _open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
@@ -232,7 +236,8 @@ def _load_torch(path: Path, kind: str) -> Any:
     if kind == "torch":
         _check_torch_zip(path)
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols
             return torch.load(path, map_location="cpu", weights_only=True, mmap=kind == "torch")
     except KeyboardInterrupt:
         raise
@@ -284,6 +289,25 @@ def _from_nested(path: Path, content: Any) -> LazyTensors:
     if len(flat) > MAX_TENSORS:
         raise CheckpointError(f"{path} holds {len(flat):,} tensors; at most {MAX_TENSORS:,} are read")
     return LazyTensors({k: (tuple(v.shape), v.dtype) for k, v in flat.items()}, flat.__getitem__)
+
+
+def _check_views(path: Path, tensors: LazyTensors) -> None:
+    """The old format has no checksum: a changed stride or storage would show other numbers as this tensor.
+
+    So every tensor must cover its own part of a storage once.
+    """
+    taken: dict[int, list[tuple[int, int, str]]] = {}
+    for name, tensor in tensors.items():
+        expected = 1
+        for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda s: (s[1], s[0])):
+            if size != 1 and stride != expected:
+                raise _damaged(path, f"{name!r} skips or repeats numbers of its storage")
+            expected *= size
+        start = int(tensor.storage_offset())
+        parts = taken.setdefault(tensor.untyped_storage().data_ptr(), [])
+        if any(start < end and first < start + tensor.numel() for first, end, _ in parts):
+            raise _damaged(path, f"{name!r} shares its numbers with another tensor")
+        parts.append((start, start + tensor.numel(), name))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,23 +14,25 @@ from torch import Tensor
 from vitkit.checkpoints.layout import LazyTensors, NameMap, count, find_grid, need, renamed, within
 from vitkit.checkpoints.stems import stem_from_shapes
 from vitkit.errors import CheckpointError
+from vitkit.model.config import ViTConfig
 
 _PARTS = re.compile(r"(?:.*\.attention|head\.pool)\.(?:query|key|value)\.(weight|bias)")
 _OUT = re.compile(r"(?:.*\.attention|head\.pool)\.out\.weight")
 _LEADING_AXIS = ("class_token", "positions.learned", "head.pool.probe")
 
 
-def from_flax(name: str, tensor: Tensor) -> Tensor:
+def from_flax(name: str, tensor: Tensor, config: ViTConfig) -> Tensor:
     """One tensor, named as ours, in PyTorch's layout."""
     shape = tuple(tensor.shape)
+    by_head = (config.heads, config.width // config.heads)  # H K
     if name in _LEADING_AXIS:
         _expect(name, shape, tensor.ndim == 3 and shape[0] == 1)
         return tensor[0]
     if match := _PARTS.fullmatch(name):
-        _expect(name, shape, tensor.ndim == (3 if match[1] == "weight" else 2))
+        _expect(name, shape, shape == ((config.width, *by_head) if match[1] == "weight" else by_head))
         return tensor.flatten(1).T.contiguous() if match[1] == "weight" else tensor.flatten()
     if _OUT.fullmatch(name):
-        _expect(name, shape, tensor.ndim == 3)
+        _expect(name, shape, shape == (*by_head, config.width))
         return tensor.flatten(0, 1).T.contiguous()
     if tensor.ndim == 4:  # some hybrids keep the GroupNorm's values as (1, 1, 1, C)
         norm = shape[:3] == (1, 1, 1) and ("norm" in name or ".shortcut.1." in name)

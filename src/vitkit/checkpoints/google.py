@@ -7,13 +7,24 @@ itself runs flax's default, the tanh form. `load(..., activation="gelu-tanh")` c
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from vitkit.checkpoints import flax
 from vitkit.checkpoints.fused import fuse, split
-from vitkit.checkpoints.layout import Checkpoint, NameMap, Tensors, make_config, not_kept, of, only, renamed
+from vitkit.checkpoints.layout import (
+    Checkpoint,
+    NameMap,
+    Tensors,
+    make_config,
+    not_kept,
+    note_assumptions,
+    of,
+    only,
+    renamed,
+)
 from vitkit.model.patches import linear_to_conv
 
 BLOCK = "Transformer/encoderblock_{i}"
@@ -71,8 +82,10 @@ def read(tensors: Tensors, about: Any = None, given: dict[str, Any] | None = Non
     size, prefix = flax.image_size(lazy, fields["patch_size"], [1, 0], given.get("image_size"))
     fields |= {"image_size": size, "positioned_prefix": "all" if prefix else "none"}
     fields["pooling"] = "cls" if fields["class_token"] else "mean"
+    note_assumptions(fields, notes)
     config = make_config(given, **fields)
-    return Checkpoint(config, fuse(lazy, flax.from_flax), None, notes, "google", _in_file)
+    converted = fuse(lazy, partial(flax.from_flax, config=config))
+    return Checkpoint(config, converted, None, notes, "google", _in_file)
 
 
 def write(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], list[str]]:

@@ -177,6 +177,15 @@ def find_grid(rows: int, prefixes: Sequence[int], patch: Size, image_size: Any) 
     )
 
 
+def note_assumptions(fields: dict[str, Any], notes: list[str]) -> None:
+    """Say what is rare enough to be a sign of a damaged file."""
+    patch = fields["patch_size"]
+    if patch[0] != patch[1]:
+        notes.append(f"patches of {patch[0]}x{patch[1]} pixels, which are not square")
+    if not fields["class_token"]:
+        notes.append(f"no class token in the file: pooling is {fields['pooling']!r}")
+
+
 def make_config(given: dict[str, Any], **fields: Any) -> ViTConfig:
     """A configuration from what the file says and what the caller states; never with a traceback."""
     fields = {**fields, **{k: v for k, v in given.items() if k != "image_size"}}

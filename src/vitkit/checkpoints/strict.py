@@ -19,8 +19,12 @@ def check_fit(checkpoint: Checkpoint, where: str) -> None:
     layers += sum(config.stem.layers) if config.stem else 0
     if layers > len(tensors):  # do not even build what cannot fit
         raise CheckpointError(f"{where}: {layers} layers are declared, but there are only {len(tensors)} tensors")
-    with torch.device("meta"):
-        expected = {name: tuple(t.shape) for name, t in build(config).state_dict().items()}
+    try:
+        with torch.device("meta"):
+            expected = {name: tuple(t.shape) for name, t in build(config).state_dict().items()}
+    except (RuntimeError, OverflowError, MemoryError, ValueError, TypeError) as e:  # sizes beyond all bounds
+        reason = str(e).splitlines()[0]
+        raise CheckpointError(f"{where}: the configuration describes a model that cannot be built ({reason})") from e
     missing = [name for name in expected if name not in tensors]
     extra = [name for name in tensors if name not in expected]
     other = [n for n in expected if n in tensors and tuple(tensors[n].shape) != expected[n]]

@@ -23,6 +23,7 @@ from vitkit.checkpoints.layout import (
     guess_heads,
     make_config,
     need,
+    note_assumptions,
     of,
     renamed,
 )
@@ -91,7 +92,7 @@ def read(tensors: Tensors, about: dict[str, Any] | None = None, given: dict[str,
     lazy = renamed(tensors, renames.__getitem__)
     config = make_config(given, **_fields(lazy, about, given, notes))
     converted = {name: _without_leading_axis(name, lazy[name]) for name in lazy}
-    if "patches.bias" not in lazy:  # timm leaves it out before a pre-norm
+    if "patches.bias" not in lazy and config.pre_norm:  # where timm leaves it out
         converted["patches.bias"] = torch.zeros(config.width, dtype=lazy.dtype("patches.weight"))
     return Checkpoint(config, converted, class_names(about, config.classes), notes, "timm", names.theirs)
 
@@ -152,6 +153,8 @@ def _fields(tensors: LazyTensors, about: dict[str, Any], given: dict[str, Any], 
     }
     fields |= _tokens(tensors, patch, args, pretrained, given, notes)
     fields |= _head(tensors, args, about)
+    if not args:
+        note_assumptions(fields, notes)
     fields["preprocessing"] = _preprocessing(pretrained, architecture, fields["image_size"], notes)
     return fields
 
@@ -199,6 +202,10 @@ def _tokens(
     size = args.get("img_size") or (pretrained.get("input_size") or [None])[1:] or given.get("image_size")
     size = size if size is None or isinstance(size, int) else tuple(size)
     if "positions.learned" not in tensors:
+        if "none" not in (args.get("pos_embed"), given.get("positions")):
+            raise CheckpointError(
+                "the tensor 'pos_embed' is missing; if the model really has no positions, pass positions='none'"
+            )
         if size is None:
             size = (224 // patch[0] * patch[0], 224 // patch[1] * patch[1])
             notes.append(f"no position table: the picture size is not in the file, {size[0]}x{size[1]} is assumed")
