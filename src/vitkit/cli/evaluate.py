@@ -60,6 +60,8 @@ def evaluate(
         _check_folder(out)
     with joined() as (rank, world_size):
         loaded = load(model).to(_device(device))
+        if rank == 0 and "fresh weights" in loaded.load_report:  # type: ignore[operator]
+            typer.echo(f"note: {model} is a name of the zoo, so its weights are fresh and not trained", err=True)
         source = _open(data, split)
         how: dict[str, Any] = {
             "batch_size": batch_size,
