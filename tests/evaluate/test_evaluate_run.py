@@ -130,36 +130,48 @@ def test_several_ranks_without_torch_distributed_is_an_error() -> None:
 
 
 _OF_TWO = """
-import sys
-import numpy as np, torch, torch.distributed as dist, json
-sys.path[:0] = sys.argv[1:3]
-from evaluate.subjects import Oracle, in_memory
-from vitkit.evaluate import evaluate, knn
+import copy, json, sys
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+sys.path[:0] = sys.argv[1:]
+import vitkit
+from evaluate.subjects import CONFIG, in_memory
+from peers import randomize
+from vitkit.evaluate import evaluate
 from vitkit.evaluate.ranks import joined
-source = in_memory(37)
-logits = 3 * torch.randn(37, 4, generator=torch.Generator().manual_seed(1))
+torch.set_num_threads(1)
+source, model = in_memory(37), randomize(vitkit.create(CONFIG), scale=0.5)
 with joined() as (rank, world_size):
-    found = evaluate(Oracle(source, logits), source, batch_size=8, rank=rank, world_size=world_size)
-    print(json.dumps([rank, world_size, found.to_dict()]), flush=True)
+    sharded = copy.deepcopy(model).train()
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+    for kind in (model, DistributedDataParallel(copy.deepcopy(model)), sharded):  # one rank gets none of the last batch
+        found = evaluate(kind, source, batch_size=12, rank=rank, world_size=world_size)
+        print(json.dumps([rank, world_size, found.to_dict()]), flush=True)
+    sharded(torch.randn(2, 1, 8, 8)).sum().backward()
 """
 
 
 @pytest.mark.slow
 def test_two_processes_under_torchrun(tmp_path: Path) -> None:
+    """The model itself, in DistributedDataParallel and sharded: all as exact as alone."""
     import subprocess
     import sys
 
     script = tmp_path / "two.py"
     script.write_text(_OF_TWO)
     tests = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29733", str(script)]
-    done = subprocess.run([*command, str(tests)], capture_output=True, text=True, check=False, timeout=180)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run([*command, str(tests)], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    source = in_memory(37)
-    alone = evaluate(Oracle(source, answers(37)), source).to_dict()
-    assert sorted(rank for rank, _, _ in found) == [0, 1]
-    assert all(world == 2 and told == alone for _, world, told in found)
+    alone = evaluate(randomize(vitkit.create(CONFIG), scale=0.5), in_memory(37)).to_dict()
+    assert sorted(rank for rank, _, _ in found) == [0, 0, 0, 1, 1, 1]
+    for _, world, told in found:
+        assert world == 2
+        assert all(told[key] == alone[key] for key in ("samples", "top1", "top5", "confusion", "per_class"))
+        assert told["loss"] == pytest.approx(alone["loss"], rel=1e-5)
 
 
 # --- the model is left as it was ---------------------------------------------------------------------
