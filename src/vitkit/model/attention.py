@@ -19,13 +19,14 @@ from vitkit.errors import ConfigError
 
 OnWeights = Callable[[Tensor], None]  # receives B H N N, rows sum to 1
 
-# On a CPU the plain path wins while the matrix of weights is small; see benchmarks/attention.py.
-# Up to how many tokens it is used, when gradients are wanted and when they are not.
-PLAIN_UP_TO = {"cpu": {True: 256, False: 64}}
+# Up to how many tokens the plain path is used, when gradients are wanted and when they are not: chosen from
+# the table that benchmarks/attention.py prints. With torch 2.13 on an AVX2 CPU the fused kernel is level
+# with the plain path or ahead of it from 17 tokens up, and holds less memory: nothing is left to the plain one.
+PLAIN_UP_TO = {"cpu": {True: 0, False: 0}}
 
 
 def prefer_fused(device: str, tokens: int, gradients: bool) -> bool:
-    """Which path is faster here. Fused everywhere but for few tokens on a CPU."""
+    """Which path is faster here."""
     return tokens > PLAIN_UP_TO.get(device, {}).get(gradients, 0)
 
 
@@ -57,8 +58,8 @@ def attend(
     """softmax(q k^T / sqrt(K) + mask) v, by the path that is wanted or else the faster one."""
     gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if on_weights is None and prefer_fused(q.device.type, k.shape[-2], gradients):
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask.to(q.dtype)
+        if mask is not None:  # the kernel wants rows and columns, and additive masks of q's precision
+            mask = torch.atleast_2d(mask if mask.dtype == torch.bool else mask.to(q.dtype))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)  # B H N K
     weights = attention_weights(q, k, mask)
     if on_weights is not None:
@@ -94,7 +95,8 @@ class Attention(nn.Module):
             q, k = rotate(q), rotate(k)
         if queries is not None:
             q = q[:, :, :queries]
-            mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., :queries, :]
+            if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
+                mask = mask[..., :queries, :]
         y = attend(q, k, v, mask, self.dropout if self.training else 0.0, on_weights)  # B H N K
         return self.out(y.transpose(1, 2).flatten(2))  # B N D
 
