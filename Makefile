@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all lint types format bench clean
+.PHONY: help demo test test-slow test-all lint types format commands bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ types: $(VENV)/installed-dev ## check types
 format: $(VENV)/installed-dev ## bring the code into the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+commands: $(VENV)/installed-dev ## write docs/commands.md from the commands' own --help
+	$(BIN)/python docs/make_commands_page.py
 
 bench: $(VENV)/installed-dev ## measure vitkit beside its peers; results go to benchmarks/results/
 	@for f in attention forward train_step load data explain; do \

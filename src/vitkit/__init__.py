@@ -24,6 +24,7 @@ _WHERE = {
     "StemConfig": "vitkit.model.config",
     "Preprocessing": "vitkit.model.config",
     "summarize": "vitkit.model.summary",
+    "TrainConfig": "vitkit.train.config",
     "VitkitError": "vitkit.errors",
 }
 __all__ = ["__version__", *_WHERE]  # noqa: PLE0604
@@ -40,9 +41,12 @@ if TYPE_CHECKING:
     from vitkit.model.stem import ResNet as ResNet
     from vitkit.model.summary import summarize as summarize
     from vitkit.model.vit import ViT as ViT
+    from vitkit.train.config import TrainConfig as TrainConfig
 
 
 def __getattr__(name: str) -> Any:
+    if name == "train":  # the package itself can be called
+        return importlib.import_module("vitkit.train")
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'vitkit' has no attribute {name!r}")

@@ -30,6 +30,10 @@ class DataError(VitkitError):
     """A set of pictures cannot be found, read or used."""
 
 
+class TrainError(VitkitError):
+    """A training run cannot begin or cannot go on."""
+
+
 class MissingPackage(VitkitError, ImportError):
     """An optional package is needed for what was asked."""
 

@@ -89,10 +89,12 @@ def test_dropout_only_while_training() -> None:
     assert torch.equal(layer(x), layer(x))
 
 
-def test_choice_is_by_device_and_size() -> None:
+def test_choice_is_by_device_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "PLAIN_UP_TO", {"cpu": {True: 64, False: 0}})
     assert prefer_fused("cuda", 1, gradients=True)
     assert prefer_fused("cpu", 4097, gradients=True)
     assert not prefer_fused("cpu", 16, gradients=True)
+    assert prefer_fused("cpu", 16, gradients=False)
 
 
 def test_bad_heads() -> None:

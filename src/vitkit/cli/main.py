@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from vitkit import __version__
-from vitkit.cli import model
+from vitkit.cli import checkpoints, data, evaluate, explain, model, train
 from vitkit.errors import VitkitError
 
 app = typer.Typer(
@@ -42,6 +42,13 @@ def _options(
 
 app.command("zoo")(model.zoo)
 app.command("summary")(model.summary)
+app.command("inspect")(checkpoints.inspect)
+app.command("convert")(checkpoints.convert)
+app.add_typer(data.app, name="data")
+app.command("train")(train.train)
+app.command("replay")(train.replay)
+app.command("evaluate")(evaluate.evaluate)
+app.command("explain")(explain.explain)
 
 
 def run() -> None:
@@ -54,7 +61,7 @@ def run() -> None:
         if debug:
             raise
         typer.echo(f"error: {e}", err=True)
-        raise SystemExit(2) from None
+        raise SystemExit(getattr(e, "exit_code", 2)) from None
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         raise SystemExit(130) from None

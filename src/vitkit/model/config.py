@@ -26,7 +26,7 @@ Activation = Literal["gelu", "gelu-tanh", "quick-gelu", "swiglu"]
 Prefix = Literal["all", "class", "none"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 
-C = TypeVar("C", bound="_Jsonable")
+C = TypeVar("C", bound="Jsonable")
 
 
 def as_size(value: int | str | tuple[int, int] | list[int], what: str = "image_size") -> Size:
@@ -46,7 +46,7 @@ def as_size(value: int | str | tuple[int, int] | list[int], what: str = "image_s
     return pair
 
 
-class _Jsonable:
+class Jsonable:
     """JSON in and out for the dataclasses below; unknown and misspelt keys are errors."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class _Jsonable:
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    def _check_choices_and_types(self) -> None:
+    def check_fields(self) -> None:
         """Every Literal field holds one of its words, every int and float field a number."""
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
@@ -101,7 +101,7 @@ class _Jsonable:
 
 
 @dataclass(frozen=True)
-class Preprocessing(_Jsonable):
+class Preprocessing(Jsonable):
     """How a picture becomes the tensor a model was trained for.
 
     `crop` < 1 resizes to size / crop first and cuts the centre out; `fit` says how the resize treats
@@ -119,7 +119,7 @@ class Preprocessing(_Jsonable):
 
     def __post_init__(self) -> None:
         self._set("size", as_size(self.size, "preprocessing.size"))
-        self._check_choices_and_types()
+        self.check_fields()
         if not 0 < self.crop <= 1:
             raise ConfigError(f"preprocessing.crop={self.crop} must be above 0 and at most 1; 1 keeps all")
         for name in ("mean", "std"):
@@ -134,7 +134,7 @@ class Preprocessing(_Jsonable):
 
 
 @dataclass(frozen=True)
-class StemConfig(_Jsonable):
+class StemConfig(Jsonable):
     """The ResNet before the patches of a hybrid, and the trunk of the CNN baseline.
 
     `root` "imagenet" is the official 7x7 convolution of stride 2 and a max-pool (stride 4 in all);
@@ -153,7 +153,7 @@ class StemConfig(_Jsonable):
         if not isinstance(self.layers, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in self.layers):
             raise ConfigError(f"stem.layers={self.layers!r} must list blocks per stage, such as (3, 4, 9)")
         self._set("layers", tuple(self.layers))
-        self._check_choices_and_types()
+        self.check_fields()
         if self.width < 4 or self.width % 4:
             raise ConfigError(f"stem.width={self.width} must be a positive multiple of 4; the official one is 64")
 
@@ -168,7 +168,7 @@ class StemConfig(_Jsonable):
 
 
 @dataclass(frozen=True)
-class ViTConfig(_Jsonable):
+class ViTConfig(Jsonable):
     """A Vision Transformer. Sizes are (height, width); a single number means a square."""
 
     image_size: Size = (224, 224)
@@ -216,7 +216,7 @@ class ViTConfig(_Jsonable):
             self._set("preprocessing", Preprocessing.from_dict(self.preprocessing))
         if self.layer_scale is not None:
             self._set("layer_scale", float(self.layer_scale))
-        self._check_choices_and_types()
+        self.check_fields()
         self._check_numbers()
         self._check_geometry()
         self._check_tokens()
@@ -299,7 +299,7 @@ class ViTConfig(_Jsonable):
 
 
 @dataclass(frozen=True)
-class ResNetConfig(_Jsonable):
+class ResNetConfig(Jsonable):
     """The CNN that ViT is compared with: the hybrid's trunk, mean pooling, one linear layer."""
 
     image_size: Size = (224, 224)
@@ -316,7 +316,7 @@ class ResNetConfig(_Jsonable):
             self._set("preprocessing", Preprocessing(size=self.image_size))
         elif isinstance(self.preprocessing, dict):
             self._set("preprocessing", Preprocessing.from_dict(self.preprocessing))
-        self._check_choices_and_types()
+        self.check_fields()
         if self.channels < 1 or self.classes < 0:
             raise ConfigError(f"channels={self.channels} must be at least 1 and classes={self.classes} at least 0")
         if not isinstance(self.stem, StemConfig) or not self.stem.layers:

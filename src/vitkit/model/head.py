@@ -31,7 +31,7 @@ class MapPool(nn.Module):
         q = self.query(self.probe).unflatten(-1, (self.heads, -1)).transpose(0, 1)  # H 1 K
         kv = self.key_value(tokens).unflatten(-1, (2, self.heads, -1))  # B N 2 H K
         k, v = kv.permute(2, 0, 3, 1, 4)  # each B H N K
-        x = attend(q.expand(len(tokens), -1, -1, -1), k, v).flatten(1)  # B D
+        x = attend(q.expand(tokens.shape[0], -1, -1, -1), k, v).flatten(1)  # B D
         x = self.out(x)
         return x + self.mlp(self.norm(x))
 

@@ -117,7 +117,7 @@ class AddedPositions(nn.Module):
         if self.prefix_rows and self.kind in ("learned", "learned-2d"):
             rows = self.learned[: self.prefix_rows] if self.kind == "learned" else self.prefix
             prefix = torch.cat([prefix[: self.prefix_rows] + rows, prefix[self.prefix_rows :]])
-        return torch.cat([prefix.expand(len(patches), -1, -1), patches], dim=1)
+        return torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], dim=1)
 
     def patch_table(self, grid: Size) -> Tensor:
         """N D: the embedding of each patch position, row by row, at this grid."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -38,12 +39,13 @@ class StdConv(nn.Conv2d):
 
     def standardized(self) -> Tensor:
         axes = (1, 2, 3)
-        centred = self.weight - self.weight.mean(axes, keepdim=True)
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))  # half precision is too coarse
+        centred = weight - weight.mean(axes, keepdim=True)
         var = centred.square().mean(axes, keepdim=True)
         if self.numerics == "official":
             # an exactly constant filter has no gradient through sqrt(0); the tiny clamp keeps it finite
-            return centred / (var.clamp_min(1e-30).sqrt() + 1e-5)
-        return centred * (var + 1e-8).rsqrt()
+            return (centred / (var.clamp_min(1e-30).sqrt() + 1e-5)).to(self.weight.dtype)
+        return (centred * (var + 1e-8).rsqrt()).to(self.weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         x = same_padding(x, self.kernel_size[0], self.stride[0])

@@ -1,0 +1,127 @@
+"""Everything the user left open, chosen from the data, the checkpoint and the machine, with the reasons.
+
+Receipts (2 AVX2 cores, no GPU) stand beside the rows they belong to.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from vitkit.data import Source, preset, suited
+from vitkit.data.decode import BadPicture
+from vitkit.errors import ConfigError
+from vitkit.train.config import TrainConfig
+from vitkit.train.world import World
+
+
+def complete(config: TrainConfig, source: Source, world: World) -> tuple[TrainConfig, list[str]]:
+    """The configuration with nothing left open, and a line for every choice made."""
+    choices: dict[str, Any] = {}
+    reasons: list[str] = []
+    size = picture_size(source)
+    count = len(source)
+    reasons.append(f"data: {count:,} pictures of about {size[0]}x{size[1]}, {len(source.classes)} classes")
+    if not config.model and config.init is None:
+        choices["model"], changes, why = choose_model(size, source.channels, world)
+        choices["changes"] = {**changes, **config.changes}
+        if config.image_size is None and "image_size" in choices["changes"]:
+            choices["image_size"] = choices["changes"].pop("image_size")
+        reasons.append(f"model: {choices['model']}, {why}")
+    elif config.init is None and "channels" not in config.changes:
+        choices["changes"] = {"channels": source.channels, **config.changes}
+    fine = config.init is not None
+    batch = config.batch_size or choose_batch(count, world)
+    choices["batch_size"] = batch
+    if not (config.epochs or config.steps or config.budget):
+        choices["epochs"] = float(choose_epochs(count, fine))
+        reasons.append(f"length: {choices['epochs']:g} epochs, for {count:,} pictures")
+    if config.epochs or "epochs" in choices:
+        epochs = config.epochs or choices["epochs"]
+        choices["steps"] = max(1, round(epochs * max(1, count // batch)))
+        choices["epochs"] = 0.0  # steps say the same, exactly
+    choices |= choose_optimizer(config, batch, fine, reasons)
+    if config.augment is None:
+        name = choose_augmentation(count, size, fine, config)
+        choices["augment"] = suited(preset(name), source.mirrors)
+        reasons.append(f"augmentation: {name}" + ("" if source.mirrors else ", without mirror images"))
+    if config.workers < 0:
+        in_memory = source.pixels is not None
+        choices["workers"] = 0 if in_memory else max(1, (os.cpu_count() or 1) // max(1, world.size))
+    if source.multi_label:
+        choices["loss"] = "bce"
+        reasons.append("loss: bce, since a picture may have several labels")
+    if batch % world.size:
+        raise ConfigError(f"--batch-size {batch} must be divided by the {world.size} processes")
+    return config.replace(**choices), reasons
+
+
+def picture_size(source: Source) -> tuple[int, int]:
+    """(height, width) of the pictures, from the middle one of a few."""
+    if source.pixels is not None:
+        return int(source.pixels.shape[-2]), int(source.pixels.shape[-1])
+    sizes = []
+    for index in np.linspace(0, len(source) - 1, num=min(16, len(source))).astype(int):
+        try:
+            width, height = source.picture(int(index), source.channels).size
+            sizes.append((height, width))
+        except BadPicture:
+            continue
+    if not sizes:
+        return 224, 224
+    height, width = np.median(np.array(sizes), axis=0)
+    return int(height), int(width)
+
+
+def choose_model(size: tuple[int, int], channels: int, world: World) -> tuple[str, dict[str, Any], str]:
+    """A name of the zoo, changes to it, and why."""
+    pixels = max(size)
+    same: dict[str, Any] = {"channels": channels}
+    if pixels <= 12:
+        return "vit-8px/2", same, "made for pictures of 8 pixels"
+    if pixels <= 30:
+        return "vit-28px/7", same, "made for pictures of 28 pixels: few tokens, so many pictures a second"
+    if pixels <= 48:
+        return "vit-32px/4", same, "made for pictures of 32 pixels"
+    if world.device.type == "cpu":
+        return "vit-ti/16", {**same, "image_size": 128}, "the smallest of the paper's kind, at 128 pixels, for a CPU"
+    return "vit-s/16", same, "a good start on a GPU; larger ones want more data"
+
+
+def choose_batch(count: int, world: World) -> int:
+    """Large enough to keep the machine busy, small enough for a few hundred steps an epoch."""
+    batch = 64 if world.device.type == "cpu" else 256
+    while batch > 16 and count // batch < 20:
+        batch //= 2
+    return max(world.size, batch // world.size * world.size)
+
+
+def choose_epochs(count: int, fine: bool) -> int:
+    if fine:
+        return 20 if count < 20_000 else 8
+    return 60 if count < 5_000 else 30 if count < 20_000 else 12
+
+
+def choose_optimizer(config: TrainConfig, batch: int, fine: bool, reasons: list[str]) -> dict[str, Any]:
+    kind = config.optimizer or ("adamw" if fine else "muon")
+    # peak learning rate at the batch size it was found with, weight decay
+    lr, at, decay = {"adamw": (1e-3, 64, 0.05), "muon": (0.01, 64, 0.05), "sgd": (0.03, 512, 0.0)}[kind]
+    if fine and kind == "adamw":
+        lr, decay = 5e-4, 0.05
+    lr *= (batch / at) ** (1.0 if kind == "sgd" else 0.5)
+    if config.freeze == "backbone":
+        lr, decay = (1e-2, 0.0) if kind != "sgd" else (lr, decay)
+    chosen: dict[str, Any] = {"optimizer": kind, "lr": config.lr or round(lr, 6)}
+    chosen["weight_decay"] = config.weight_decay if config.weight_decay >= 0 else decay
+    if fine and kind == "adamw" and config.layer_decay == 1.0 and not config.freeze and not config.lora:
+        chosen["layer_decay"] = 0.75
+    reasons.append(f"optimiser: {kind}, learning rate {chosen['lr']:g}, batches of {batch}")
+    return chosen
+
+
+def choose_augmentation(count: int, size: tuple[int, int], fine: bool, config: TrainConfig) -> str:
+    if config.freeze == "backbone":
+        return "none"
+    return "light"

@@ -1,0 +1,112 @@
+"""Many processes: the same run as one, sharded or not, and a lost process is survived."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitkit
+from vitkit.train.log import read
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory: pytest.TempPathFactory) -> str:
+    random = np.random.default_rng(0)
+    labels = np.arange(160) % 2
+    images = random.integers(0, 60, (160, 8, 8, 1), dtype=np.uint8)
+    images[labels == 1, 2:6, 2:6] += 100
+    path = tmp_path_factory.mktemp("squares") / "squares.npz"
+    np.savez(path, x_train=images[:128], y_train=labels[:128], x_val=images[128:], y_val=labels[128:])
+    return str(path)
+
+
+def command(data: str, out: Path, processes: int, *more: str, restarts: int = 0) -> list[str]:
+    settings = ["--model", "vit-8px/2", "--steps", "50", "--batch-size", "16", "--lr", "0.003", "--augment", "light"]
+    settings += ["--set", "optimizer=adamw", "--set", "log_every=1", "--set", "evaluations=2", "--set", "model.depth=2"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    launch += [f"--max-restarts={restarts}", "-m"]
+    start = launch if processes > 1 else [sys.executable, "-m"]
+    return [*start, "vitkit", "train", data, "--out", str(out), *settings, *more]
+
+
+def run(words: list[str]) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment())
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def losses(out: Path) -> list[float]:
+    lines = [line for line in read(out / "log.jsonl") if "loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, 51))
+    return [line["loss"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def alone(squares: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    run(command(squares, out, 1))
+    return out
+
+
+@pytest.mark.parametrize("more", [(), ("--shard",), ("--shard", "--set", "ema=0.9")], ids=["ddp", "fsdp", "fsdp, ema"])
+def test_two_processes_learn_as_one(squares: str, alone: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    out = tmp_path / "two"
+    run(command(squares, out, 2, *more))
+    assert losses(out) == pytest.approx(losses(alone), abs=1e-5)  # sums of two halves round differently
+    ours, theirs = (vitkit.load(p).state_dict() for p in (out, alone))
+    assert ours.keys() == theirs.keys()
+    results = [json.loads((p / "result.json").read_text()) for p in (out, alone)]
+    if not more:
+        assert results[0]["validation"] == pytest.approx(results[1]["validation"], abs=1e-4)
+
+
+@pytest.mark.parametrize("more", [(), ("--shard",)], ids=["ddp", "fsdp"])
+def test_a_run_goes_on_with_another_number_of_processes(
+    squares: str, alone: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    out = tmp_path / "moved"
+    process = subprocess.Popen(
+        command(squares, out, 2, *more, "--set", "save_every=0.01"), env=environment(), stderr=subprocess.PIPE
+    )
+    wait_for_step(out, 10, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert 10 <= read(out / "log.jsonl")[-1]["step"] < 50
+    words = [*command(squares, out, 1, *more, "--resume")]
+    run(words)
+    assert losses(out) == pytest.approx(losses(alone), abs=1e-5)
+
+
+def wait_for_step(out: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        lines = read(out / "log.jsonl")
+        if lines and lines[-1]["step"] >= step:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"the run never came to step {step}")
+
+
+def test_a_lost_process_is_survived(squares: str, alone: Path, tmp_path: Path) -> None:
+    """torchrun starts all processes again, and the run goes on from its last checkpoint by itself."""
+    out = tmp_path / "lost"
+    words = command(squares, out, 2, "--set", "save_every=0.01", restarts=2)
+    process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE)
+    wait_for_step(out, 10, process)
+    workers = subprocess.run(["pgrep", "-f", f"-P{process.pid}"], capture_output=True, text=True, check=False)
+    children = [int(p) for p in workers.stdout.split()]
+    os.kill(children[-1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors.decode()[-3000:]
+    assert losses(out) == pytest.approx(losses(alone), abs=1e-5)

@@ -1,0 +1,206 @@
+"""The pieces of training, each against a closed form."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import vitkit
+from peers import randomize
+from vitkit.errors import ConfigError
+from vitkit.train import optim
+from vitkit.train.adapters import add_lora, freeze, plain
+from vitkit.train.config import TrainConfig, assign, parse_duration
+from vitkit.train.ema import Average
+from vitkit.train.objective import Objective, Teacher, Trainee, drop_patches, loss_of
+from vitkit.train.schedule import grown_size, rate
+
+IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("1.5h", 5400), ("1m30s", 90)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "5x", "-3m", "five"])
+def test_bad_durations(text: str) -> None:
+    with pytest.raises(ConfigError, match="write 90s, 5m or 1h30m"):
+        parse_duration(text)
+
+
+def test_settings_reach_inside() -> None:
+    config = assign(
+        TrainConfig(), ["weight_decay=0.1", "augment.mixup=0.2", "model.dropout=0.1", "optimizer=sgd", "freeze=2"]
+    )
+    assert (config.weight_decay, config.optimizer, config.freeze) == (0.1, "sgd", "2")
+    assert config.augment is not None
+    assert config.augment.mixup == 0.2
+    assert config.changes == {"dropout": 0.1}
+    assert TrainConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("wieght_decay=1", "Did you mean weight_decay"),
+        ("lr", "wants key=value"),
+        ("augment.mixp=1", "Did you mean mixup"),
+        ("optimizer=adam", "Did you mean adamw"),
+        ("ema=2", "below 1"),
+        ("freeze=head", "'backbone' or a number"),
+        ("steps=-1", "must not be negative"),
+    ],
+)
+def test_bad_settings(setting: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        assign(TrainConfig(), [setting])
+
+
+def test_one_length_only() -> None:
+    with pytest.raises(ConfigError, match="one of epochs, steps and budget"):
+        TrainConfig(steps=3, epochs=1)
+
+
+def test_learning_rate() -> None:
+    assert rate(0.05, 0.1, "cosine") == 0.5
+    assert rate(0.1, 0.1, "cosine") == 1.0
+    assert rate(0.55, 0.1, "cosine") == pytest.approx(0.5)
+    assert rate(0.55, 0.1, "linear") == pytest.approx(0.5)
+    assert rate(0.325, 0.1, "cosine") == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+    assert rate(1.0, 0.1, "linear") == rate(1.0, 0.1, "cosine") == 0.0
+    assert rate(0.0, 0.1, "cosine") > 0
+
+
+def test_growing_pictures_are_whole_patches() -> None:
+    sizes = [grown_size(p / 20, 0.5, 32, 4) for p in range(21)]
+    assert sizes[0] == 16
+    assert sizes[-1] == 32
+    assert sizes == sorted(sizes)
+    assert all(s % 4 == 0 for s in sizes)
+
+
+def test_groups_decay_maps_only_and_slow_low_layers_down() -> None:
+    model = vitkit.create("mu", layer_scale=0.1, registers=2, positions="relative", pooling="map")
+    found = optim.groups(model, TrainConfig(layer_decay=0.5), weight_decay=0.1)
+    names = {id(p): n for n, p in model.named_parameters()}
+    for group in found:
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            is_map = parameter.ndim >= 2 and not any(w in name for w in ("token", "registers", "relative", "probe"))
+            assert group["weight_decay"] == (0.1 if is_map else 0.0), name
+            layer = 0 if name.startswith(("patches", "class", "reg")) else 3
+            layer = 1 + int(name.split(".")[2]) if "blocks" in name else layer
+            assert group["factor"] == 0.5 ** (3 - layer), name
+    assert sum(len(g["params"]) for g in found) == len(list(model.parameters()))
+
+
+def test_muon_makes_updates_orthogonal() -> None:
+    """Newton-Schulz with these coefficients brings singular values near 1, from wherever they were."""
+    matrices = torch.randn(3, 24, 16, dtype=torch.float64)
+    values = torch.linalg.svdvals(optim.orthogonal(matrices))
+    assert values.min() > 0.5
+    assert values.max() < 1.5
+    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
+    overlap = (optim.orthogonal(matrices) * (u @ v)).sum((1, 2)) / 16
+    assert (overlap > 0.8).all()  # and keeps their directions
+
+
+def test_muon_treats_qkv_as_three_maps() -> None:
+    weight = nn.Parameter(torch.zeros(48, 16))
+    weight.grad = torch.cat([torch.randn(16, 16) * scale for scale in (1.0, 100.0, 0.01)])
+    optim.Muon([{"params": [weight]}], lr=1.0).step()
+    norms = [part.norm().item() for part in weight.detach().chunk(3)]
+    assert max(norms) / min(norms) < 1.5  # one orthogonalisation of the stack would follow the scales
+
+
+def test_losses() -> None:
+    logits, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 1, 0])
+    shares = nn.functional.one_hot(labels, 3).float()
+    torch.testing.assert_close(loss_of(logits, labels, "softmax"), loss_of(logits, shares, "softmax"))
+    by_hand = -(shares * logits.sigmoid().log() + (1 - shares) * (1 - logits.sigmoid()).log()).mean()
+    torch.testing.assert_close(loss_of(logits, labels, "bce"), by_hand)
+    weights = torch.tensor([1.0, 0.0, 0.0])
+    only_first = nn.functional.cross_entropy(logits[labels == 0], labels[labels == 0])
+    torch.testing.assert_close(loss_of(logits, labels, "softmax", weights), only_first)
+
+
+def test_average_is_the_closed_form() -> None:
+    model = nn.Linear(2, 2)
+    average = Average(model, 0.9)
+    expected, seen = model.weight.detach().clone(), []
+    for step in range(200):
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        average.update(model, step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * model.weight.detach()
+        seen.append(average.model.weight.clone())
+    torch.testing.assert_close(average.model.weight, expected)
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_frozen_parts_do_not_learn() -> None:
+    model = vitkit.create("mu")
+    freeze(model, "backbone")
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == {
+        "head.classifier.weight",
+        "head.classifier.bias",
+    }
+    freeze(model, "1")
+    learning = {n.split(".")[2] for n, p in model.named_parameters() if p.requires_grad and "blocks" in n}
+    assert learning == {"1"}
+    assert not model.patches.weight.requires_grad
+    with pytest.raises(ConfigError, match="only 2 blocks"):
+        freeze(model, "3")
+    with pytest.raises(ConfigError, match="ResNet has none"):
+        freeze(vitkit.create("resnet-8px"), "1")
+
+
+def test_lora_starts_as_the_model_and_is_merged() -> None:
+    model = randomize(vitkit.create("mu")).eval()
+    before = model(IMAGES)
+    add_lora(model, 2)
+    torch.testing.assert_close(model(IMAGES), before)
+    learning = [n for n, p in model.named_parameters() if p.requires_grad]
+    assert len(learning) == 2 + 2 * 2 * 2
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".b"):
+                parameter.normal_()
+    merged = plain(model)
+    assert set(merged.state_dict()) == set(vitkit.create("mu").state_dict())
+    torch.testing.assert_close(merged(IMAGES), model(IMAGES), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(merged(IMAGES), before)
+
+
+def test_patch_dropout_keeps_prefix_and_order() -> None:
+    x = torch.arange(10.0)[None, :, None].expand(3, 10, 2)
+    kept = drop_patches(x, prefix=2, rate=0.5)
+    assert kept.shape == (3, 6, 2)
+    assert (kept[:, :2, 0] == torch.tensor([0.0, 1.0])).all()
+    assert (kept[:, 2:, 0].diff(dim=1) > 0).all()
+    with pytest.raises(ConfigError, match="positions are added"):
+        Trainee(vitkit.create("mu", positions="rope-2d"), patch_dropout=0.5)
+
+
+def test_distillation_from_a_teacher() -> None:
+    student = randomize(vitkit.create("mu", distillation_token=True))
+    teacher = randomize(vitkit.create("mu"), seed=5)
+    pre = student.config.preprocessing
+    labels = torch.tensor([1, 2, 3, 4])
+    guide = Teacher(teacher, pre, pre)
+    hard = Objective(TrainConfig(teacher_share=0.5), teacher=guide)(Trainee(student), IMAGES, labels)
+    ours, theirs = student.head.both(student.tokens(IMAGES))
+    said = teacher(IMAGES).argmax(-1)
+    ce = nn.functional.cross_entropy
+    torch.testing.assert_close(hard, 0.5 * ce(ours, labels) + 0.5 * ce(theirs, said))
+    soft = Objective(TrainConfig(teacher_share=1.0, temperature=2.0), teacher=guide)
+    same = Teacher(student, pre, pre)
+    soft.teacher = same
+    plain_student = randomize(vitkit.create("mu"))
+    soft.teacher = Teacher(plain_student, pre, pre)
+    assert soft(Trainee(plain_student), IMAGES, labels).abs() < 1e-5  # its own teacher has nothing to add

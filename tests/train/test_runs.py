@@ -1,0 +1,247 @@
+"""Whole runs: they learn, write down what they did, and can be killed at any moment."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitkit
+from vitkit.errors import ConfigError, TrainError
+from vitkit.train import TrainConfig
+from vitkit.train.checkpoint import Keeper, damaged
+from vitkit.train.log import read
+
+KILLER = """
+import sys, json
+from vitkit.train import TrainConfig
+from vitkit.train.run import train
+import torch; torch.set_num_threads(1)
+train(TrainConfig.from_dict(json.loads(sys.argv[1])), resume=sys.argv[2] == "resume")
+"""
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def finished(out: Path) -> tuple[str, str, list[dict]]:
+    """Everything about a finished run that must be the same, however often it was interrupted."""
+    return digest(out / "model.safetensors"), digest(out / "best.safetensors"), read(out / "log.jsonl")
+
+
+def test_a_run_learns_and_writes_everything_down(short: dict) -> None:
+    result = vitkit.train(TrainConfig(**short))
+    out = Path(short["out"])
+    assert result.best["top1"] > 0.9
+    assert result.steps == 24
+    for name in ("config.json", "log.jsonl", "model.safetensors", "best.safetensors", "bad-files.csv", "result.json"):
+        assert (out / name).exists(), name
+    assert len(list((out / "checkpoints").glob("step-*"))) == 1
+    about = json.loads((out / "config.json").read_text())
+    assert about["train"]["steps"] == 24
+    assert about["classes"] == ["0", "1"]
+    assert {"vitkit", "torch", "python"} <= about["versions"].keys()
+    model = vitkit.load(out)
+    assert model.class_names == ("0", "1")
+    lines = read(out / "log.jsonl")
+    assert [line["step"] for line in lines if "loss" in line] == list(range(2, 25, 2))
+    assert len([line for line in lines if "val_top1" in line]) == 3
+
+
+def test_same_configuration_same_bits(short: dict, tmp_path: Path) -> None:
+    ends = []
+    for name in ("a", "b"):
+        vitkit.train(TrainConfig(**{**short, "out": str(tmp_path / name)}))
+        ends.append(finished(tmp_path / name))
+    assert ends[0] == ends[1]
+    vitkit.train(TrainConfig(**{**short, "out": str(tmp_path / "c"), "seed": 1}))
+    assert finished(tmp_path / "c")[0] != ends[0][0]
+
+
+def run_killed(settings: dict, kills: int, seed: int) -> None:
+    """Start the run in a process of its own and kill it at random moments, then let it end."""
+    chance = random.Random(seed)
+    out = Path(settings["out"])
+    for attempt in range(kills + 1):
+        mode = "resume" if (out / "config.json").exists() else "new"
+        command = [sys.executable, "-c", KILLER, json.dumps(settings), mode]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if attempt < kills:
+            deadline = time.monotonic() + 60
+            goal = chance.randint(0, settings["steps"] - 1)  # kill once the log has come so far, or at a random moment
+            while time.monotonic() < deadline and process.poll() is None:
+                lines = read(out / "log.jsonl")
+                if lines and lines[-1]["step"] >= goal:
+                    break
+                time.sleep(0.005)
+            time.sleep(chance.random() * 0.05)
+            process.kill()
+            process.wait()
+        else:
+            _, errors = process.communicate(timeout=240)
+            assert process.returncode == 0, errors.decode()
+
+
+HARD = {"ema": 0.9, "accumulate": 2, "augment": {"crop": "auto", "mixup": 0.4, "cutmix": 0.5, "smoothing": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("extra", "kills"),
+    [
+        ({}, 2),
+        pytest.param(HARD, 4, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "muon"}, 16, marks=pytest.mark.slow),
+    ],
+    ids=["plain", "ema, mixup, accumulation", "many kills"],
+)
+def test_killed_and_resumed_ends_with_the_same_bits(short: dict, tmp_path: Path, extra: dict, kills: int) -> None:
+    settings = TrainConfig(**{**short, **extra, "save_every": 0.01, "changes": {**short["changes"], "dropout": 0.1}})
+    whole = settings.replace(out=str(tmp_path / "whole"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the processes that are killed: sums of threads differ in the last bit
+    vitkit.train(whole)
+    torch.set_num_threads(threads)
+    cut = settings.replace(out=str(tmp_path / "cut"))
+    run_killed(cut.to_dict(), kills, seed=kills)
+    assert finished(tmp_path / "whole") == finished(tmp_path / "cut")
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(short: dict) -> None:
+    settings = TrainConfig(**{**short, "steps": 5000}).to_dict()
+    process = subprocess.Popen([sys.executable, "-c", KILLER, json.dumps(settings), "new"], stderr=subprocess.PIPE)
+    log = Path(short["out"]) / "log.jsonl"
+    deadline = time.monotonic() + 120
+    while not read(log) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert b"all saved. Go on with: vitkit train" in errors
+    assert b"--resume" in errors
+    assert Keeper(Path(short["out"]) / "checkpoints").newest() is not None
+
+
+def test_a_damaged_checkpoint_is_passed_over(short: dict) -> None:
+    out = Path(short["out"])
+    vitkit.train(TrainConfig(**{**short, "save_every": 0.0}))
+    keeper = Keeper(out / "checkpoints")
+    assert len(keeper.steps()) == 2
+    newest = keeper.path(keeper.steps()[-1])
+    with (newest / "state.pt").open("r+b") as file:
+        file.seek(200)
+        file.write(b"damage")
+    assert "does not match its checksum" in damaged(newest)
+    told: list[str] = []
+    assert keeper.newest(told.append) == keeper.path(keeper.steps()[0])
+    assert "is damaged" in told[0]
+
+
+def test_disk_full_keeps_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeper(tmp_path)
+    keeper.save(1, {"x": torch.ones(3)}, background=False)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(vitkit.VitkitError, match=r"earlier ones are intact\. Free some space and go on with --resume"):
+        keeper.save(2, {"x": torch.ones(3)}, background=False)
+    assert keeper.steps() == [1]
+    assert not damaged(keeper.path(1))
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def test_losses_that_are_not_finite_stop_the_run_with_a_replay(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.train import objective
+    from vitkit.train.replay import replay
+
+    original = objective.loss_of
+    calls = []
+
+    def poisoned(logits: torch.Tensor, *rest: object) -> torch.Tensor:
+        calls.append(1)
+        return original(logits, *rest) * (float("nan") if len(calls) > 4 else 1.0)
+
+    monkeypatch.setattr(objective, "loss_of", poisoned)
+    with pytest.raises(TrainError, match=r"loss was nan in 5 steps in a row.*vitkit replay"):
+        vitkit.train(TrainConfig(**short))
+    lines = replay(Path(short["out"]) / "replay")
+    assert "loss nan" in lines[0]
+    assert "first layer whose output is not finite: none" in lines[-1]  # it was the loss itself
+    with pytest.raises(TrainError, match="holds no replay"):
+        replay(Path(short["out"]))
+
+
+def test_a_single_bad_loss_is_skipped(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.train import objective
+
+    original = objective.loss_of
+    calls = []
+
+    def once(logits: torch.Tensor, *rest: object) -> torch.Tensor:
+        calls.append(1)
+        return original(logits, *rest) * (float("inf") if len(calls) == 3 else 1.0)
+
+    monkeypatch.setattr(objective, "loss_of", once)
+    result = vitkit.train(TrainConfig(**short))
+    assert result.skipped == 1
+    assert all(t.isfinite().all() for t in vitkit.load(short["out"]).state_dict().values())
+
+
+def test_a_budget_is_kept(short: dict) -> None:
+    """No assertion on the clock itself: the schedule ends, evaluated and saved, having followed it."""
+    result = vitkit.train(TrainConfig(**{**short, "steps": 0, "budget": 6.0}))
+    assert result.steps > 10
+    lines = [line for line in read(Path(short["out"]) / "log.jsonl") if "lr" in line]
+    assert lines[-1]["lr"] < 0.2 * max(line["lr"] for line in lines)
+
+
+def test_fine_tuning_at_twice_the_size(short: dict, tmp_path: Path) -> None:
+    vitkit.train(TrainConfig(**short))
+    tuned = {**short, "model": "", "changes": {}, "init": short["out"], "image_size": (16, 16), "steps": 4}
+    result = vitkit.train(TrainConfig(**{**tuned, "out": str(tmp_path / "tuned")}))
+    assert vitkit.load(tmp_path / "tuned").config.grid == (8, 8)
+    assert result.best["top1"] > 0.8
+    for name, extra in (("probe", {"freeze": "backbone"}), ("lora", {"lora": 2})):
+        vitkit.train(TrainConfig(**{**tuned, **extra, "out": str(tmp_path / name)}))
+        assert vitkit.load(tmp_path / name).config == vitkit.load(tmp_path / "tuned").config
+
+
+def test_a_run_is_never_overwritten(short: dict) -> None:
+    vitkit.train(TrainConfig(**{**short, "steps": 2}))
+    with pytest.raises(TrainError, match="already holds a run; go on with it by --resume"):
+        vitkit.train(TrainConfig(**short))
+    with pytest.raises(ConfigError, match="was trained on"):
+        vitkit.train(TrainConfig(data="digits", out=short["out"]), resume=True)
+    with pytest.raises(TrainError, match="holds no run to resume"):
+        vitkit.train(TrainConfig(data=short["data"], out=short["out"] + "x"), resume=True)
+
+
+def test_events_can_be_read_back(tmp_path: Path) -> None:
+    """The records parse by their own rules: lengths, checksums, and the numbers inside."""
+    import struct
+
+    from vitkit.train.log import Log, _crc
+
+    log = Log(tmp_path)
+    log.write(step=300, loss=0.25, lr=1e-3)
+    log.close()
+    data = (tmp_path / "events.out.tfevents.0.vitkit").read_bytes()
+    records = []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        assert struct.unpack("<I", data[8:12])[0] == _crc(data[:8])
+        records.append(data[12 : 12 + length])
+        assert struct.unpack("<I", data[12 + length : 16 + length])[0] == _crc(records[-1])
+        data = data[16 + length :]
+    assert b"brain.Event:2" in records[0]
+    assert struct.pack("<f", 0.25) in records[1]
+    assert b"loss" in records[1]
