@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -24,8 +25,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class Hub(BaseHTTPRequestHandler):
     """GET and HEAD /owner/name/resolve/revision/file, with the headers that huggingface_hub reads."""
 
-    repositories: dict[str, Path] = {}
-    asked: list[str] = []
+    repositories: ClassVar[dict[str, Path]] = {}
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         self._answer(body=True)
