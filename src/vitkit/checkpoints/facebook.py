@@ -34,7 +34,10 @@ def unwrapped(tensors: LazyTensors, notes: list[str]) -> LazyTensors:
         if any("/" in name for name in tensors):
             return unwrapped(tensors, notes)
     while prefix := _common_prefix(tensors):
-        tensors = _without(tensors, prefix)
+        kept = _without(tensors, prefix)
+        if len(kept) < len(tensors):
+            notes.append(f"left out: {len(tensors) - len(kept)} tensors whose names do not begin with {prefix!r}")
+        tensors = kept
     return tensors
 
 

@@ -21,7 +21,7 @@ from vitkit.checkpoints.layout import Checkpoint, LazyTensors
 from vitkit.checkpoints.strict import check_fit, to_one_dtype
 from vitkit.errors import CheckpointError, ConfigError, did_you_mean
 from vitkit.model import zoo
-from vitkit.model.build import Model, build, create
+from vitkit.model.build import Model, create
 from vitkit.model.config import AnyConfig, ViTConfig
 
 WEIGHTS = (  # the files of a folder that may hold the weights, best first
@@ -70,11 +70,9 @@ def load(
 
 def to_model(checkpoint: Checkpoint, where: str, dtype: str | torch.dtype | None = None) -> Model:
     """Strictly: every tensor of the model is in the checkpoint, every tensor of the checkpoint in the model."""
-    check_fit(checkpoint, where)
+    model = check_fit(checkpoint, where)
     to_one_dtype(checkpoint, None if dtype is None else parse_dtype(dtype))
-    with torch.device("meta"):  # shapes without memory; the tensors themselves take their places
-        model = build(checkpoint.config)
-    model.load_state_dict(checkpoint.tensors, strict=True, assign=True)
+    model.load_state_dict(checkpoint.tensors, strict=True, assign=True)  # no copy: they take the places
     return _finish(model, checkpoint.class_names, checkpoint.notes)
 
 

@@ -6,14 +6,14 @@ import torch
 
 from vitkit.checkpoints.layout import Checkpoint
 from vitkit.errors import CheckpointError
-from vitkit.model.build import build
+from vitkit.model.build import Model, build
 from vitkit.model.config import ViTConfig
 
 SHOWN = 10
 
 
-def check_fit(checkpoint: Checkpoint, where: str) -> None:
-    """Raise, with every difference and the likely cause, unless the tensors are exactly those of the model."""
+def check_fit(checkpoint: Checkpoint, where: str) -> Model:
+    """The model without memory (on the meta device), if the tensors fit it. Otherwise raise, with all that differs."""
     tensors, config = checkpoint.tensors, checkpoint.config
     layers = config.depth if isinstance(config, ViTConfig) else 0
     layers += sum(config.stem.layers) if config.stem else 0
@@ -21,16 +21,17 @@ def check_fit(checkpoint: Checkpoint, where: str) -> None:
         raise CheckpointError(f"{where}: {layers} layers are declared, but there are only {len(tensors)} tensors")
     try:
         with torch.device("meta"):
-            expected = {name: tuple(t.shape) for name, t in build(config).state_dict().items()}
+            model = build(config)
     except (RuntimeError, OverflowError, MemoryError, ValueError, TypeError) as e:  # sizes beyond all bounds
         reason = str(e).splitlines()[0]
         raise CheckpointError(f"{where}: the configuration describes a model that cannot be built ({reason})") from e
+    expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     missing = [name for name in expected if name not in tensors]
     extra = [name for name in tensors if name not in expected]
     other = [n for n in expected if n in tensors and tuple(tensors[n].shape) != expected[n]]
     wrong = [n for n in expected if n in tensors and not tensors[n].is_floating_point()]
     if not (missing or extra or other or wrong):
-        return
+        return model
 
     def theirs(name: str) -> str:
         return checkpoint.in_file(name) or name
