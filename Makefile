@@ -24,8 +24,8 @@ $(VENV)/installed-dev: $(VENV)/installed-user
 	$(PIP) -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/installed-user ## install, then show what vitkit can do
-	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python docs/demo.py
+demo: $(VENV)/installed-user ## install, then train on digits, evaluate and explain
+	$(BIN)/vitkit demo
 
 test: $(VENV)/installed-dev ## install, then run the tests (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m "not slow" $(ARGS)

@@ -28,10 +28,10 @@ def stage(folder: Path) -> None:
     """What the pages assume: a picture, a folder of pictures by class, a trained model."""
     import numpy as np
     import torch
-    from peers import randomize
     from PIL import Image
 
     import vitkit
+    from peers import randomize
 
     random = np.random.default_rng(0)
     for split in ("cats", "dogs"):
@@ -50,7 +50,7 @@ def vitkit_command(words: list[str], run: bool) -> None:
 
     from vitkit.cli.main import app
 
-    command, context = get_command(app), None
+    command = get_command(app)
     if not run:  # the command and each of its options must exist
         depth = 0
         while hasattr(command, "commands"):
@@ -60,8 +60,7 @@ def vitkit_command(words: list[str], run: bool) -> None:
         options = {w.split("=")[0] for w in words[depth:] if w.startswith("--")}
         assert options <= known, f"vitkit {' '.join(words[:depth])} has no option {options - known}"
         return
-    del context
-    with contextlib.suppress(SystemExit) as _:
+    with contextlib.suppress(SystemExit):
         command(words, standalone_mode=False)
 
 
@@ -96,7 +95,8 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for kind, flags, code in found:
         run = "no-run" not in flags
         if kind == "python":
-            exec(compile(code, str(page.name), "exec") if run else compile("pass", "", "exec"), names)
+            if run:
+                exec(compile(code, page.name, "exec"), names)
             continue
         joined = re.sub(r"\\\n\s*", "", code)
         for line in re.findall(r"^\$ (.*)$", joined, re.M):
@@ -114,7 +114,9 @@ def test_chinese_readme_is_in_step() -> None:
     """Same headings in number, same code blocks to the letter."""
     english, chinese = ROOT / "README.md", ROOT / "README.zh-CN.md"
     assert blocks(english) == blocks(chinese)
-    headings = [re.findall(r"^(#+) ", re.sub(BLOCK, "", p.read_text(encoding="utf-8")), re.M) for p in (english, chinese)]
+    headings = [
+        re.findall(r"^(#+) ", re.sub(BLOCK, "", p.read_text(encoding="utf-8")), re.M) for p in (english, chinese)
+    ]
     assert headings[0] == headings[1]
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from vitkit import __version__
-from vitkit.cli import checkpoints, data, evaluate, explain, model, train
+from vitkit.cli import checkpoints, data, demo, evaluate, explain, model, train
 from vitkit.errors import VitkitError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ def _options(
     pass
 
 
+app.command("demo")(demo.demo)
 app.command("zoo")(model.zoo)
 app.command("summary")(model.summary)
 app.command("inspect")(checkpoints.inspect)
