@@ -149,7 +149,8 @@ def tokens(subject: Subject) -> list[Section]:
         arrays={"colours": colours, "variance": shares, "layers": np.array(chosen)},
         draw=lambda: maps.draw_tokens(shown[:rows], colours[:, :rows], names, subject.pictures.names[:rows]),
     )
-    mean = [float(np.delete(m.reshape(-1), patch[0] * m.shape[1] + patch[1]).mean()) for m in similar]
+    count = similar[0].size
+    mean = (similar.sum(axis=(1, 2)) - 1) / max(1, count - 1)  # without the patch itself, whose similarity is 1
     few = sorted({round(d) for d in np.linspace(0, depth, 7)})  # with the picture, two rows of four
     alike = Section(
         name="similarity",

@@ -102,6 +102,5 @@ def write(section: Section, out: Path) -> str:
     """The section's files; returns its drawing for the page."""
     np.savez_compressed(out / "arrays" / f"{section.name}.npz", **section.arrays)  # type: ignore[arg-type]
     with styled():
-        figure = section.draw()
-        save(figure, out / "figures" / section.name, section.finding, section.alt)
-        return inline_svg(figure, section.alt, section.name)
+        svg = save(section.draw(), out / "figures" / section.name, section.finding, section.alt)
+    return inline_svg(svg, section.alt, section.name)

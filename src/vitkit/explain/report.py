@@ -29,6 +29,7 @@ section { margin-top: 3rem; scroll-margin-top: 1rem; }
 h2 { font-size: 1.2rem; line-height: 1.3; margin: .1rem 0 .9rem; text-wrap: balance; }
 figure { margin: 0; }
 figure svg { display: block; width: 100%; height: auto; max-height: none; }
+figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
 figure svg text { font-family: inherit !important; }
 figcaption, .note { color: var(--grey); font-size: .875rem; margin-top: .7rem; }
 .scroll { overflow-x: auto; }
@@ -45,6 +46,9 @@ dd { margin: 0; overflow-wrap: anywhere; }
   margin-top: 1rem; font-size: .9rem; overflow-wrap: anywhere; }
 .warning p, .warning ul { margin: 0; }
 .warning ul { padding-left: 1.1rem; }
+@media (max-width: 30rem) { table { font-size: .8rem; } th, td { padding: .35rem .25rem; }
+  nav { flex-wrap: nowrap; overflow-x: auto; margin-right: -1rem; padding: 0 1rem .4rem 0; }
+  nav a { white-space: nowrap; } }
 @media print { nav { display: none; } section, figure, table { break-inside: avoid; } main { max-width: none; } }
 """
 

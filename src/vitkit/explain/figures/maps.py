@@ -40,14 +40,14 @@ def panels(rows: Sequence[Sequence[Panel]], columns: Sequence[str], labels: Sequ
     for r, row in enumerate(rows):
         for c, panel in enumerate(row):
             show(grid[r, c], panel)
-            below(grid[r, c], short(labels[r][c], round(88 / across)))
+            below(grid[r, c], short(labels[r][c], round(78 / across)))
     for c, name in enumerate(columns):
         grid[0, c].set_title(name, pad=4)
     return figure
 
 
 def below(axes: Axes, text: str) -> None:
-    axes.set_xlabel(text, fontsize=8, color=GREY, labelpad=2)
+    axes.set_xlabel(text, fontsize=9, color=GREY, labelpad=2)
 
 
 def draw_attention(pictures: np.ndarray, last: np.ndarray, rollout: np.ndarray, names: Sequence[str]) -> Figure:
@@ -154,7 +154,7 @@ def draw_occlusion(pictures: np.ndarray, drop: np.ndarray, labels: Sequence[tupl
     for i, axes in enumerate(grid.reshape(-1, 2)):
         if i < len(shown):
             show(axes[0], shown[i])
-            below(axes[0], short(labels[i][0], 22 * 2 // pairs))
+            below(axes[0], short(labels[i][0], 19 * 2 // pairs))
             painted = heat(axes[1], drop[i] / max(float(np.abs(drop[i]).max()), 1e-12), -1, 1, "coolwarm")
             axes[1].set_aspect("auto")
             below(axes[1], labels[i][1])
@@ -169,8 +169,8 @@ def draw_worst(pictures: np.ndarray, labels: Sequence[str]) -> Figure:
     across = 4
     shown = [enlarged(p) for p in pictures]
     h, w = shown[0].shape[:2]
-    figure, grid = new_tiles(-(-len(shown) // across), across, h / w, top=0.04, below=0.36)
+    figure, grid = new_tiles(-(-len(shown) // across), across, h / w, top=0.04, below=0.4)
     for axes, picture, label in zip(grid.ravel(), shown, labels, strict=False):
         show(axes, picture)
-        axes.set_xlabel(label, fontsize=8, labelpad=2)
+        axes.set_xlabel(label, fontsize=9, labelpad=2)
     return figure

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 5.6
+WIDTH = 5.6  # inches, like the next two
+MARGIN = 0.12
+LINE_HEIGHT = 0.19  # of the title
+DPI = 200
 INK, GREY, LINE = "#1b1f27", "#667080", "#d3d8e0"
 PAGE_COLOURS = {INK: "var(--ink)", GREY: "var(--grey)", LINE: "var(--line)"}
 COLOURS = ("#2f7fc1", "#d9622b", "#1f9d78", "#b065b8", "#c99700")  # told apart by the colour-blind, on light and dark
@@ -104,39 +107,90 @@ def styled() -> Any:
     return mpl.rc_context(RC)
 
 
-def save(figure: Figure, stem: Path, title: str, alt: str) -> None:
-    """stem.png and stem.svg, with the finding as the title, on white."""
+def save(figure: Figure, stem: Path, title: str, alt: str) -> str:
+    """stem.png and stem.svg with the finding as their title, on white; returns the bare <svg> element.
+
+    The figure is drawn once for each format: drawing takes far longer than everything else.
+    """
     freeze(figure)
-    above = 1 + 0.1 / figure.get_figheight()
-    lines = "\n".join(textwrap.wrap(title, 58))
-    heading = figure.text(0.0, above, lines, va="bottom", fontsize=11, fontweight="bold", color=INK)
-    about: dict[str, Any] = {"Title": title, "Description": alt}
-    options: dict[str, Any] = {"facecolor": "white", "bbox_inches": "tight", "pad_inches": 0.12}
-    figure.savefig(stem.with_suffix(".png"), dpi=200, metadata=about, **options)
-    figure.savefig(stem.with_suffix(".svg"), metadata=about | {"Date": None}, **options)
-    heading.remove()
+    lines = textwrap.wrap(title, 58)
+    _save_png(figure, stem.with_suffix(".png"), lines, {"Title": title, "Description": alt})
+    svg = _bare_svg(figure)
+    stem.with_suffix(".svg").write_text(_titled_svg(svg, lines, title, alt), encoding="utf-8")
+    return svg
 
 
 def freeze(figure: Figure) -> None:
-    """Arrange the panels now and keep them there: arranging anew for every file would take longest of all."""
+    """Arrange the panels now and keep them there."""
     if figure.get_layout_engine() is not None:
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
 
 
-def inline_svg(figure: Figure, alt: str, key: str) -> str:
-    """The figure as an <svg> element for the page: no background, the page's colours, the description as its label."""
+def _pixels(figure: Figure) -> np.ndarray:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.set_dpi(DPI)
+    figure.set_facecolor("white")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3]
+
+
+def _save_png(figure: Figure, path: Path, lines: list[str], about: dict[str, str]) -> None:
+    from matplotlib.figure import Figure
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    heading = Figure(figsize=(WIDTH, LINE_HEIGHT * len(lines) + 0.1))
+    heading.text(0, 0.99, "\n".join(lines), va="top", fontsize=11, fontweight="bold", color=INK)
+    whole = np.concatenate([_pixels(heading), _pixels(figure)])
+    margin = round(MARGIN * DPI)
+    whole = np.pad(whole, ((margin, margin), (margin, margin), (0, 0)), constant_values=255)
+    info = PngInfo()
+    for key, value in about.items():
+        info.add_itxt(key, value)
+    Image.fromarray(whole).save(path, pnginfo=info, dpi=(DPI, DPI))
+
+
+def _bare_svg(figure: Figure) -> str:
+    """The <svg> element of a figure, without background, size and metadata; 72 units are an inch."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    return re.sub(
         r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
     )
+
+
+def _titled_svg(svg: str, lines: list[str], title: str, alt: str) -> str:
+    """The same with a white ground, and the finding above it."""
+    width, height = (float(n) for n in svg.split('viewBox="0 0 ')[1].split('"')[0].split())
+    margin, line = 72 * MARGIN, 72 * LINE_HEIGHT
+    top = margin + line * len(lines) + 7
+    size = (width + 2 * margin, height + top + margin)
+    box = f'x="{-margin:g}" y="{-top:g}" width="{size[0]:g}" height="{size[1]:g}"'
+    words = "".join(
+        f'<text x="0" y="{margin + 11 - top + i * line:g}" font-family="DejaVu Sans, sans-serif" font-size="11" '
+        f'font-weight="bold" fill="{INK}">{escape(text)}</text>'
+        for i, text in enumerate(lines)
+    )
+    about = f"<title>{escape(title)}</title><desc>{escape(alt)}</desc>"
+    seen = f'viewBox="{-margin:g} {-top:g} {size[0]:g} {size[1]:g}" width="{size[0]:g}pt" height="{size[1]:g}pt"'
+    svg = re.sub(r'viewBox="[^"]*"', seen, svg, count=1)
+    start = svg.index(">") + 1
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{svg[:start]}{about}<rect {box} fill="white"/>{words}{svg[start:]}'
+
+
+def inline_svg(svg: str, alt: str, key: str) -> str:
+    """For the page: its colours instead of ours, ids of its own, and the description as its label."""
     for name, variable in PAGE_COLOURS.items():
         svg = svg.replace(name, variable)
-    svg = re.sub(r'\bid="', f'id="{key}-', svg)  # ids must differ between the figures of one page
+    svg = re.sub(r"<style.*?</style>", "", svg, count=1, flags=re.DOTALL)  # it would hold for the whole page
+    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', svg))
+    # ids must differ between the figures of one page; those that nothing refers to only repeat themselves
+    svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{key}-{m[1]}"' if m[1] in used else "", svg)
     svg = re.sub(r"url\(#", f"url(#{key}-", svg)
     svg = re.sub(r'href="#', f'href="#{key}-', svg)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(alt, quote=True)}" ', 1)

@@ -1,0 +1,260 @@
+"""The whole report: files, the page, and what happens with bad input."""
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import vitkit
+from peers import randomize
+from vitkit.cli.main import app
+from vitkit.errors import CheckpointError, InputError, MissingPackage
+from vitkit.explain.build import MAKERS, build_report, choose
+from vitkit.explain.command import explain, main, make_subject
+from vitkit.explain.pictures import load_pictures, nothing
+from vitkit.explain.section import LeftOut, Subject, find_class
+
+pytest.importorskip("matplotlib")
+FIGURES = {"attention", "heads", "relevance", "occlusion", "faithfulness", "query", "tokens", "similarity", "distance"}
+
+
+class Page(HTMLParser):
+    """Collects ids, what is fetched, and images that say what they show."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.fetched: list[str] = []
+        self.labels: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {k: v or "" for k, v in attrs}
+        if "id" in values:
+            self.ids.append(values["id"])
+        for name in ("src", "href", "xlink:href"):
+            if name in values and not values[name].startswith(("#", "data:")):
+                self.fetched.append(values[name])
+        if tag == "svg":
+            self.labels.append(values.get("aria-label", ""))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for name in ("one", "two"):
+        pixels = np.random.default_rng(len(name)).integers(0, 255, (40, 60, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    model = randomize(vitkit.create("mu", image_size=(24, 32), registers=1), scale=0.2)
+    pictures = load_pictures([photos / "one.png", photos / "two.png", photos / "absent.png"], model.config)
+    run = tmp_path_factory.mktemp("run")
+    (run / "log.jsonl").write_text("\n".join(json.dumps({"step": i, "loss": 1 / (i + 1), "lr": 0.1}) for i in range(9)))
+    names = ["a<b>&c", *(f"n{i}" for i in range(9))]
+    subject = Subject("a <model> & its name", model, pictures, pictures, names, [0, 3], (1, 2), run, ["a < warning"])
+    out = tmp_path_factory.mktemp("out")
+    made = build_report(subject, out)
+    assert not made.left_out
+    assert made.page == out / "report.html"
+    return out
+
+
+def test_every_section_has_figure_and_arrays(report: Path) -> None:
+    names = FIGURES | {"positions", "filters", "training"}
+    assert {p.stem for p in (report / "figures").glob("*.png")} == names
+    assert {p.stem for p in (report / "figures").glob("*.svg")} == names
+    assert {p.stem for p in (report / "arrays").glob("*.npz")} == names
+    for path in (report / "arrays").glob("*.npz"):
+        for array in np.load(path).values():
+            assert array.size
+            assert array.dtype != object
+    with Image.open(report / "figures" / "distance.png") as image:
+        assert image.text["Description"].startswith("Two charts")  # type: ignore[attr-defined]
+
+
+def test_the_page_is_one_file_that_fetches_nothing(report: Path) -> None:
+    text = (report / "report.html").read_text()
+    page = Page(text)
+    assert page.fetched == []
+    assert "<script" not in text
+    assert not re.search(r"url\((?!#)|@import", text)
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+    repeated = [name for name, count in Counter(page.ids).items() if count > 1]
+    assert repeated == []
+    assert len(page.labels) == 12
+    assert all(len(label) > 30 for label in page.labels)
+
+
+def test_names_are_escaped_and_skipped_pictures_listed(report: Path) -> None:
+    text = (report / "report.html").read_text()
+    assert "a &lt;model&gt; &amp; its name" in text
+    assert "a &lt; warning." in text
+    assert "<b>" not in text
+    assert "absent.png: the file has vanished" in text
+
+
+def test_colours_of_the_page_reach_the_figures(report: Path) -> None:
+    text = (report / "report.html").read_text()
+    assert "var(--ink)" in text.split("</style>")[1]
+    assert "#1b1f27" not in text.split("</style>")[1]
+    assert "#1b1f27" in (report / "figures" / "distance.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"positions": "relative", "pooling": "mean", "class_token": False},
+        {"positions": "rope-2d", "pooling": "map"},
+        {"positions": "none", "distillation_token": True, "classes": 0},
+        {"channels": 1, "heads": 1, "depth": 1, "patch_size": 32, "positions": "sincos-2d"},
+        {"stem": vitkit.StemConfig((1,), 8, "imagenet")},
+    ],
+    ids=lambda c: str(next(iter(c.values()))).split("(")[0],
+)
+def test_odd_models_give_what_can_be_made(changes: dict, photos: Path) -> None:
+    model = randomize(vitkit.create("mu", **changes), scale=0.2)
+    pictures = load_pictures([photos], model.config)
+    subject = Subject("odd", model, pictures, nothing(model.config))
+    left = set()
+    for name, make in MAKERS.items():
+        try:
+            for section in make(subject):
+                section.draw()
+                assert all(np.asarray(a).size for a in section.arrays.values())
+        except LeftOut:
+            left.add(name)
+    expected = {"training"}
+    if changes.get("positions") == "none":
+        expected |= {"positions", "relevance", "occlusion", "faithfulness"}
+    assert left == expected
+
+
+def test_fresh_weights_are_said_and_what_can_be_made_is_made(tmp_path: Path, photos: Path) -> None:
+    made = explain("mu", tmp_path, images=[str(photos / "one.png")], only=["filters", "relevance"])
+    assert [s.name for s in made.sections] == ["filters"]
+    assert made.left_out[0][0] == "relevance"
+    assert "all zeros" in made.left_out[0][1]
+    assert "fresh and random" in (tmp_path / "report.html").read_text()
+    assert set(made.as_json()) == {"report", "warnings", "figures", "left_out"}
+
+
+def test_without_pictures_the_weights_are_shown(tmp_path: Path) -> None:
+    made = explain("mu", tmp_path)
+    assert [s.name for s in made.sections] == ["positions", "filters"]
+    assert {name for name, _ in made.left_out} == set(MAKERS) - {"positions", "filters"}
+
+
+def test_a_cnn_is_refused() -> None:
+    with pytest.raises(InputError, match="ResNet has none"):
+        make_subject("resnet-8px")
+
+
+def test_bad_words_get_a_hint() -> None:
+    with pytest.raises(InputError, match="Did you mean relevance"):
+        choose(["relevence"])
+    names = ["tabby, tabby cat", "golden retriever"]
+    assert find_class("Tabby Cat", names, 2) == 0
+    assert find_class("1", names, 2) == 1
+    with pytest.raises(InputError, match="Did you mean golden retriever"):
+        find_class("golden retreiver", names, 2)
+    with pytest.raises(InputError, match="classes 0 to 1"):
+        find_class("2", names, 2)
+    with pytest.raises(InputError, match="no class names"):
+        find_class("cat", None, 2)
+    with pytest.raises(InputError, match="ROW,COLUMN"):
+        make_subject("mu", query="a")
+    with pytest.raises(CheckpointError, match="mu"):
+        make_subject("muu")
+
+
+def test_a_query_outside_the_grid_is_left_out_with_its_reason(tmp_path: Path, photos: Path) -> None:
+    made = explain("mu", tmp_path, images=[str(photos)], query="9,9", only=["query"])
+    assert "rows are 0 to 3" in made.left_out[0][1]
+
+
+def test_many_pictures_are_shown_in_part_and_counted_in_full(photos: Path) -> None:
+    subject = make_subject("mu", images=[str(photos)], most=1)
+    assert len(subject.pictures) == 1
+    assert len(subject.sample) == 2
+    assert any("first 1" in warning for warning in subject.warnings)
+
+
+def test_matplotlib_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingPackage, match=r"pip install 'vitkit\[explain\]'"):
+        explain("mu", tmp_path)
+
+
+def test_importing_does_not_import_matplotlib() -> None:
+    code = "import sys, vitkit.explain, vitkit.explain.command; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_name_of_the_package_exists() -> None:
+    import vitkit.explain
+
+    for name in vitkit.explain.__all__:
+        assert callable(getattr(vitkit.explain, name))
+    with pytest.raises(AttributeError):
+        vitkit.explain.nothing_of_the_kind  # noqa: B018
+
+
+def test_one_figure_by_its_module(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-W",
+        "error::RuntimeWarning",
+        "-m",
+        "vitkit.explain.filters",
+        "mu",
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "components hold" in done.stdout
+    assert [p.name for p in (tmp_path / "arrays").iterdir()] == ["filters.npz"]
+
+
+def test_a_module_without_what_it_needs_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main("attention", ["mu", "--out", str(tmp_path)])
+    assert "needs pictures" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main("attention", ["resnet-8px", "--out", str(tmp_path)])
+    assert "error: explain looks at attention" in capsys.readouterr().err
+
+
+def test_the_command(tmp_path: Path, photos: Path) -> None:
+    arguments = ["explain", "mu", str(photos), "--only", "filters", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "Patch-embedding filters: " in done.output
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert '"name": "filters"' in done.output
+
+
+def test_a_labelled_set_gives_confusion_and_mistakes(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    subject = make_subject("vit-8px/2", data="digits", samples=30, classes=["7"])
+    assert subject.class_names is not None
+    with torch.no_grad():
+        subject.model.head.classifier.weight.normal_(std=0.5)  # type: ignore[union-attr]
+    made = build_report(subject, tmp_path, only=["training"])
+    assert [s.name for s in made.sections] == ["confusion", "calibration", "worst"]
+    assert np.load(tmp_path / "arrays" / "confusion.npz")["confusion"].sum() == 30
