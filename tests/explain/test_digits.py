@@ -26,7 +26,7 @@ def trained() -> tuple[nn.Module, Tensor, Tensor]:
     labels = torch.tensor(digits.target)
     order = torch.randperm(len(images))
     train, test = order[:1437], order[1437:]
-    model, epochs = vitkit.create("vit-8px/2"), 30
+    model, epochs = vitkit.create("vit-8px/2", depth=3), 16
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=epochs * 23)
     for _ in range(epochs):
@@ -39,8 +39,8 @@ def trained() -> tuple[nn.Module, Tensor, Tensor]:
     model.eval()
     with torch.no_grad():
         right = model(images[test]).argmax(1) == labels[test]
-    assert right.float().mean() > 0.93
-    return model, images[test][right][:60], labels[test][right][:60]
+    assert right.float().mean() > 0.9
+    return model, images[test][right][:24], labels[test][right][:24]
 
 
 def test_deletion_by_relevance_beats_random_deletion(trained: tuple[nn.Module, Tensor, Tensor]) -> None:
