@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.overrides import TorchFunctionMode
 
 from vitkit.checkpoints.layout import Checkpoint
 from vitkit.errors import CheckpointError
-from vitkit.model.build import Model, build
+from vitkit.model.build import Model, outline
 from vitkit.model.config import ViTConfig
 
 SHOWN = 10
-
-_SETS_NUMBERS = {"uniform_", "normal_", "trunc_normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"}
-_SETS_NUMBERS |= {"zeros_", "ones_", "constant_", "kaiming_uniform_", "xavier_uniform_"}
-
-
-class ShapesOnly(TorchFunctionMode):
-    """Build a model on the meta device without its initialisation, which has no numbers to set there.
-
-    The first random number of a process on that device costs two seconds of imports.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _SETS_NUMBERS:
-            return args[0] if args else (kwargs or {}).get("tensor")
-        return func(*args, **(kwargs or {}))
 
 
 def check_fit(checkpoint: Checkpoint, where: str) -> Model:
@@ -38,8 +20,7 @@ def check_fit(checkpoint: Checkpoint, where: str) -> Model:
     if layers > len(tensors):  # do not even build what cannot fit
         raise CheckpointError(f"{where}: {layers} layers are declared, but there are only {len(tensors)} tensors")
     try:
-        with torch.device("meta"), ShapesOnly():
-            model = build(config)
+        model = outline(config)
     except (RuntimeError, OverflowError, MemoryError, ValueError, TypeError) as e:  # sizes beyond all bounds
         reason = str(e).splitlines()[0]
         raise CheckpointError(f"{where}: the configuration describes a model that cannot be built ({reason})") from e

@@ -1,8 +1,11 @@
-"""A configuration or a name -> a model with fresh weights."""
+"""A configuration or a name -> a model with fresh weights, or only its outline."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
 
 from vitkit.errors import ConfigError
 from vitkit.model import zoo
@@ -15,6 +18,25 @@ Model = ViT | ResNet
 
 def build(config: AnyConfig) -> Model:
     return ViT(config) if isinstance(config, ViTConfig) else ResNet(config)
+
+
+_SETS_NUMBERS = {"uniform_", "normal_", "trunc_normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"}
+_SETS_NUMBERS |= {"zeros_", "ones_", "constant_", "kaiming_uniform_", "xavier_uniform_"}
+
+
+class _ShapesOnly(TorchFunctionMode):
+    """Leaves initialisation out. The first random number of a process on the meta device costs seconds of imports."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _SETS_NUMBERS:
+            return args[0] if args else (kwargs or {}).get("tensor")
+        return func(*args, **(kwargs or {}))
+
+
+def outline(config: AnyConfig) -> Model:
+    """The model on the meta device: names and shapes, without memory and without numbers."""
+    with torch.device("meta"), _ShapesOnly():
+        return build(config)
 
 
 def create(name: str | AnyConfig, **changes: Any) -> Model:

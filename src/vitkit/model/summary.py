@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.model.attention import Attention
-from vitkit.model.build import Model, build
+from vitkit.model.build import Model, outline
 from vitkit.model.config import AnyConfig, ViTConfig
 from vitkit.model.head import MapPool
 from vitkit.model.patches import PatchEmbedding
@@ -36,8 +36,7 @@ class Layer:
 
 def summarize(config: AnyConfig, name: str = "") -> dict[str, Any]:
     """Everything about a configuration that can be counted, with one row per layer."""
-    with torch.device("meta"):
-        model = build(config).eval()
+    model = outline(config).eval()
     layers = layer_table(model)
     params = sum(p.numel() for p in model.parameters())
     head = sum(p.numel() for part in _classifiers(model) for p in part.parameters())

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from vitkit.errors import ConfigError
-from vitkit.model.build import Model, build
+from vitkit.model.build import Model, outline
 from vitkit.model.encoder import Block
 from vitkit.model.vit import ViT
 
@@ -69,8 +69,7 @@ def plain(model: Model) -> Model:
     """The model without adapters: low-rank updates are added into the weights they belong to."""
     if not any(parametrize.is_parametrized(m) for m in model.modules()):
         return model
-    with torch.device("meta"):
-        merged = build(model.config)
+    merged = outline(model.config)
     tensors = {}
     for name in merged.state_dict():
         owner, _, leaf = name.rpartition(".")

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from vitkit.checkpoints.native import save
 from vitkit.errors import CheckpointError
-from vitkit.model.build import build
+from vitkit.model.build import outline
 from vitkit.train.adapters import plain
 from vitkit.train.checkpoint import read_state
 from vitkit.train.world import whole
@@ -118,8 +117,7 @@ def save_model(loop: Loop, path: Path) -> None:
         tensors = {name: whole(t).cpu() for name, t in judged.state_dict().items()}  # every process takes part
         if not loop.world.first:
             return
-        with torch.device("meta"):
-            judged = build(loop.parts.model.config)
+        judged = outline(loop.parts.model.config)
         judged.load_state_dict(tensors, assign=True)
     if loop.world.first:
         save(plain(judged), path, loop.parts.class_names)  # type: ignore[arg-type]
