@@ -1,6 +1,6 @@
 """Everything the user left open, chosen from the data, the checkpoint and the machine, with the reasons.
 
-Receipts (2 AVX2 cores, no GPU) stand beside the rows they belong to.
+What a choice was measured to be worth stands beside it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def choose_model(size: tuple[int, int], channels: int, world: World) -> tuple[st
     pixels = max(size)
     same: dict[str, Any] = {"channels": channels}
     if pixels <= 12:
-        return "vit-8px/2", same, "made for pictures of 8 pixels"
+        # digits, 60 epochs: 97.9% with mean pooling, 96.5% with a class token (validation and test, 330 pictures)
+        return "vit-8px/2", {**same, "pooling": "mean", "class_token": False}, "made for pictures of 8 pixels"
     if pixels <= 30:
         return "vit-28px/7", same, "made for pictures of 28 pixels: few tokens, so many pictures a second"
     if pixels <= 48:
