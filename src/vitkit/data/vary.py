@@ -27,15 +27,14 @@ def crop_and_flip(images: Tensor, keys: Keys, augment: Augment, size: Size) -> T
 
 
 def shift_and_flip(images: Tensor, keys: Keys, augment: Augment, shift: bool) -> Tensor:
-    """Pad with black and cut out at a random place; mirror some. One gather does both."""
+    """Pad with black and cut out at a random place; mirror some. One gather does both; mirroring alone is in place."""
     count, channels, height, width = images.shape
     pad_y, pad_x = (round(n * augment.padding) if shift else 0 for n in (height, width))
     mirrored = flips(keys, augment)
     if not (pad_y or pad_x):
-        out = images.clone() if mirrored.any() else images
         for i in np.flatnonzero(mirrored):
-            out[i] = images[i].flip(-1)
-        return out
+            images[i] = images[i].flip(-1)
+        return images
     draws = uniforms(keys, "shift", 2)
     top = (draws[:, 0] * (2 * pad_y + 1)).astype(np.int64) - pad_y
     left = (draws[:, 1] * (2 * pad_x + 1)).astype(np.int64) - pad_x
