@@ -1,23 +1,27 @@
-"""The systems that are compared, each with its default settings, built from one vitkit configuration.
+"""The systems that are compared, each with its default settings, and the comparison itself.
 
-Weights are fresh: they do not change the time. Every builder returns a function of images -> logits and
-the module behind it.
+All are built from one vitkit configuration. Weights are fresh: they do not change the time. Every builder
+returns a function of images -> logits and the module behind it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from harness import arguments, compare, machine, megabytes_in_use, memory_of, peak_megabytes_of, save, table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import peers
 from vitkit.model import zoo
 from vitkit.model.config import ViTConfig
+from vitkit.model.summary import summarize
 from vitkit.model.vit import ViT
 
 System = tuple[Callable[[Tensor], Tensor], nn.Module]
@@ -80,3 +84,40 @@ SYSTEMS: dict[str, Callable[[ViTConfig], System]] = {
     "torchvision": torchvision,
     "vit-pytorch": vit_pytorch,
 }
+
+
+MakeCall = Callable[[str, str, int], Callable[[], Any]]  # system, model, batch -> what is timed
+
+
+def side_by_side(script: str, about: str, cases: Sequence[tuple[str, int]], make: MakeCall, passes: int) -> None:
+    """Time `make`'s call for every system and case; `passes` counts the forward passes its multiply-adds are worth."""
+    args = arguments(about, list(dict(cases)), list(SYSTEMS)).parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    chosen = list(cases[:1]) if args.quick else list(cases)
+    if args.only:
+        known = {model: [b for name, b in cases if name == model] or [8] for model in args.only}
+        chosen = [(model, batch) for model in args.only for batch in args.batch or known[model]]
+    if args.memory_of:
+        return print(f"{_megabytes(make, args.memory_of, *chosen[0]):.1f}")
+    machine_, rows = machine(), []
+    for model, batch in chosen:
+        macs = passes * summarize(shape(model))["gmacs"] * 1e9
+        calls = {system: make(system, model, batch) for system in args.systems}
+        seconds, least = (2.0, 2) if args.quick else (args.seconds, 5)
+        found = compare(calls, batch, batch * macs, seconds, least)
+        del calls
+        for row in found:
+            wanted = args.memory or not args.quick
+            row["peak_mb"] = memory_of(script, row["system"], model, batch) if wanted else None
+            rows.append({"model": model, "batch": batch} | row)
+        print(table(rows[-len(found) :]), flush=True)
+    return save(Path(script).stem, args.save, machine_, rows, args.quick)
+
+
+def _megabytes(make: MakeCall, system: str, model: str, batch: int) -> float:
+    make(system, "mu", 1)()  # imports
+    before = megabytes_in_use()
+    call = make(system, model, batch)
+    call()  # an optimiser makes its state in the first step
+    return peak_megabytes_of(call) - before
