@@ -48,6 +48,14 @@ def test_convert(to: str, dest: str, saved, tmp_path) -> None:
     assert torch.equal(vitkit.load(tmp_path / dest, heads=2)(images), model(images))
 
 
+def test_a_name_of_the_zoo_gives_fresh_weights(tmp_path) -> None:
+    text = run("convert", "mu", tmp_path / "o.npz", "--to", "google", "--image-size", 64, "--set", "classes=3")
+    assert "fresh weights" in text
+    assert "zoo -> google" in text
+    assert vitkit.load(tmp_path / "o.npz").config.image_size == (64, 64)
+    assert json.loads(run("inspect", "mu", "--json"))["format"] == "zoo"
+
+
 def test_convert_adapts(saved, tmp_path) -> None:
     _, path = saved
     out = tmp_path / "o.safetensors"

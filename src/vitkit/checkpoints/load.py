@@ -108,9 +108,15 @@ def find_config(source: str) -> AnyConfig:
 
 
 def open_checkpoint(source: str | Path, **stated: Any) -> Checkpoint:
-    """Read a checkpoint as data, unadapted: configuration, tensors, class names and notes."""
+    """Read a checkpoint as data, unadapted: configuration, tensors, class names and notes.
+
+    A name of the zoo gives fresh weights.
+    """
     stated = {k: v for k, v in stated.items() if v is not None}
     _check_stated(stated)
+    if (fresh := _from_zoo(source)) is not None:
+        model = create(fresh, **stated)
+        return Checkpoint(model.config, dict(model.state_dict()), None, ["fresh weights"], "zoo")
     path, name = _locate(source)
     try:
         return _read_folder(path, stated) if path.is_dir() else _read_file(path, stated)
@@ -139,10 +145,6 @@ def _locate(source: str | Path) -> tuple[Path, str]:
             return path, str(path)
     except OSError as e:  # a name too long for the file system, say
         raise CheckpointError(f"{str(source)[:200]!r} cannot be opened ({e.strerror}); give {_SOURCE}") from e
-    if _from_zoo(source) is not None:
-        raise CheckpointError(
-            f"{source!r} is a model of the zoo, which has no weights; `vitkit summary {source}` shows it"
-        )
     if path.parent.is_dir() and path.parent != Path():
         near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()])
     else:
