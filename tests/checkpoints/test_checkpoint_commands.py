@@ -116,11 +116,6 @@ def test_inspect(saved, tmp_path) -> None:
     assert "note           preprocessing: not in the file" in run("inspect", tmp_path / "o.pth", "--set", "heads=2")
 
 
-def test_inspect_wants_a_checkpoint() -> None:
-    with pytest.raises(VitkitError, match="`vitkit summary mu` shows it"):
-        run("inspect", "mu")
-
-
 def test_summary_takes_a_checkpoint(saved) -> None:
     _, path = saved
     text = run("summary", path, "--classes", 3)
