@@ -65,8 +65,22 @@ def join(device: str = "") -> World:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if size > 1 and not dist.is_initialized():
-        dist.init_process_group("cuda:nccl,cpu:gloo" if chosen.type == "cuda" else "gloo")
+        backend = "cuda:nccl,cpu:gloo" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, **_meeting_point(size))
     return World(int(os.environ.get("RANK", "0")) if size > 1 else 0, size, chosen)
+
+
+def _meeting_point(size: int) -> dict[str, Any]:
+    """Where processes find each other: PyTorch's own way, but for processes that torchrun has started again.
+
+    torchrun may keep the store of the attempt before, with the addresses of processes that are gone; a
+    prefix of its own keeps this attempt from calling them.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=False)
+    return {"store": dist.PrefixStore(f"attempt-{attempt}", store), "rank": int(os.environ["RANK"]), "world_size": size}
 
 
 def is_first() -> bool:
