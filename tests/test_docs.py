@@ -7,7 +7,6 @@ A block that must not run (a GPU, a download, minutes of work) is marked ```cons
 and options must still exist.
 """
 
-import contextlib
 import re
 import shlex
 import sys
@@ -61,8 +60,8 @@ def vitkit_command(words: list[str], run: bool) -> None:
         options = {w.split("=")[0] for w in words[depth:] if w.startswith("--")}
         assert options <= known, f"vitkit {' '.join(words[:depth])} has no option {options - known}"
         return
-    with contextlib.suppress(SystemExit):
-        command(words, standalone_mode=False)
+    code = command(words, standalone_mode=False)
+    assert not code, f"vitkit {' '.join(words)} ended with code {code}"
 
 
 def check_command(line: str, run: bool) -> None:

@@ -199,8 +199,6 @@ def test_distillation_from_a_teacher() -> None:
     ce = nn.functional.cross_entropy
     torch.testing.assert_close(hard, 0.5 * ce(ours, labels) + 0.5 * ce(theirs, said))
     soft = Objective(TrainConfig(teacher_share=1.0, temperature=2.0), teacher=guide)
-    same = Teacher(student, pre, pre)
-    soft.teacher = same
     plain_student = randomize(vitkit.create("mu"))
     soft.teacher = Teacher(plain_student, pre, pre)
     assert soft(Trainee(plain_student), IMAGES, labels).abs() < 1e-5  # its own teacher has nothing to add
