@@ -12,9 +12,12 @@ LAYERS = [  # lower lines may be imported by higher ones; siblings on one line d
     {"cli", "web", "__main__"},
     {"study"},
     {"train"},
-    {"predict", "explain", "runtime", "evaluate"},
+    {"predict"},
+    {"explain", "runtime"},
+    {"evaluate"},
     {"checkpoints", "data"},
     {"model"},
+    {"ranks"},
     {"errors"},
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

@@ -54,7 +54,7 @@ def evaluate(
     With --probe it learns from the split train in closed form and is judged on the other split.
     """
     from vitkit.checkpoints.load import load
-    from vitkit.evaluate.ranks import joined
+    from vitkit.ranks import joined
 
     if out is not None:
         _check_folder(out)

@@ -79,7 +79,7 @@ def watch(config: TrainConfig, resume: bool, started: float, quiet: bool) -> Res
 
 
 def report(result: Result, as_json: bool) -> None:
-    from vitkit.train.world import is_first
+    from vitkit.ranks import is_first
 
     if not is_first():
         return None

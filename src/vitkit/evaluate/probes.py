@@ -22,10 +22,10 @@ from vitkit.data.packed import Names
 from vitkit.errors import ConfigError
 from vitkit.evaluate.classes import unwrapped
 from vitkit.evaluate.metrics import top_k
-from vitkit.evaluate.ranks import gather
 from vitkit.evaluate.result import plain
 from vitkit.evaluate.run import OnBatch, evaluation_loader, feed
 from vitkit.model.stem import ResNet
+from vitkit.ranks import gather
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # DINO
 SHOTS, SEEDS = (5, 10), 3

@@ -19,10 +19,10 @@ from vitkit.data.order import Order
 from vitkit.data.samples import Samples, one_thread
 from vitkit.errors import DataError
 from vitkit.evaluate.classes import columns_of, unwrapped
-from vitkit.evaluate.ranks import gather
 from vitkit.evaluate.records import Judged, Records, collect, judge, merge
 from vitkit.evaluate.result import Evaluation
 from vitkit.model.config import AnyConfig
+from vitkit.ranks import gather
 
 OnBatch = Callable[[int, int], None]  # samples done, and samples in all, of this rank
 Call = Callable[[Tensor], Tensor]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vitkit.model.vit import ViT
+from vitkit.ranks import meeting_point
 
 
 @dataclass(frozen=True)
@@ -66,26 +67,8 @@ def join(device: str = "") -> World:
         torch.cuda.set_device(chosen)
     if size > 1 and not dist.is_initialized():
         backend = "cuda:nccl,cpu:gloo" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, **_meeting_point(size))
+        dist.init_process_group(backend, **meeting_point())
     return World(int(os.environ.get("RANK", "0")) if size > 1 else 0, size, chosen)
-
-
-def _meeting_point(size: int) -> dict[str, Any]:
-    """Where processes find each other: PyTorch's own way, but for processes that torchrun has started again.
-
-    torchrun may keep the store of the attempt before, with the addresses of processes that are gone; a
-    prefix of its own keeps this attempt from calling them.
-    """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return {}
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=False)
-    return {"store": dist.PrefixStore(f"attempt-{attempt}", store), "rank": int(os.environ["RANK"]), "world_size": size}
-
-
-def is_first() -> bool:
-    """Whether this process speaks for all of them."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def leave() -> None:
