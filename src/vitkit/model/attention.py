@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 
 OnWeights = Callable[[Tensor], None]  # receives B H N N, rows sum to 1
+OnKeys = Callable[[Tensor], None]  # receives B H N K
 
 # Up to how many tokens the plain path is used, when gradients are wanted and when they are not: chosen from
 # the table that benchmarks/attention.py prints. With torch 2.13 on an AVX2 CPU the fused kernel is level
@@ -84,6 +85,7 @@ class Attention(nn.Module):
         rotate: Callable[[Tensor], Tensor] | None = None,
         on_weights: OnWeights | None = None,
         queries: int | None = None,
+        on_keys: OnKeys | None = None,
     ) -> Tensor:
         """`mask` broadcasts to B H N N: boolean (True = may attend) or additive. `rotate` turns q and k (RoPE).
 
@@ -93,6 +95,8 @@ class Attention(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each B H N K
         if rotate is not None:
             q, k = rotate(q), rotate(k)
+        if on_keys is not None:
+            on_keys(k)
         if queries is not None:
             q = q[:, :, :queries]
             if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from vitkit.errors import InputError
 from vitkit.model.attention import Attention, OnWeights
 from vitkit.model.config import Activation, Size, ViTConfig
+from vitkit.model.merging import Merging
 from vitkit.model.positions import RelativeBias, Rotary
 
 
@@ -93,12 +94,25 @@ class Block(nn.Module):
         rotate: Callable[[Tensor], Tensor] | None = None,
         on_weights: OnWeights | None = None,
         only: int | None = None,
+        merging: Merging | None = None,
     ) -> Tensor:
-        """B N D -> B N D, or B only D: the states of the first `only` tokens alone, at a fraction of the cost."""
-        bias = None if self.relative is None else self.relative(grid)  # H N N
-        y = self.attention(self.norm1(x), bias, rotate, on_weights, only)
+        """B N D -> B N D, or B only D: the states of the first `only` tokens alone, at a fraction of the cost.
+
+        With `merging` fewer tokens come out than went in.
+        """
+        keys: list[Tensor] = []
+        if merging is None:
+            bias = None if self.relative is None else self.relative(grid)  # H N N
+            y = self.attention(self.norm1(x), bias, rotate, on_weights, only)
+        elif on_weights is None:
+            y = self.attention(self.norm1(x), merging.bias(), None, None, only, keys.append)
+        else:  # who looks sees all tokens that there were: a token that stands for n of them is there n times
+            y = self.attention(merging.spread(self.norm1(x)), None, None, on_weights, only, keys.append)
+            y, keys = merging.gather(y, x), [merging.gather(k.mean(dim=1), x)[:, None] for k in keys]
         y = dropout(y, self.dropout if self.training else 0.0)
         x = (x if only is None else x[:, :only]) + self._branch(y, self.scale1)
+        if merging is not None and only is None:
+            x = merging.merge(x, keys[0])
         return x + self._branch(self.mlp(self.norm2(x)), self.scale2)
 
     def _branch(self, y: Tensor, scale: Tensor | None) -> Tensor:
@@ -113,6 +127,8 @@ class Encoder(nn.Module):
         rates = [config.stochastic_depth * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
         self.gradient_checkpointing = False
+        self.prefix = config.prefix_tokens
+        self.merge = 0  # patches that vanish in each block, in evaluation
 
     def forward(
         self,
@@ -125,6 +141,7 @@ class Encoder(nn.Module):
         """`on_weights` sees the attention of `layers` (all when None), in order of depth; the rest stay fused."""
         looked_at = self._layers(layers) if on_weights is not None else set()
         rotate = None if self.rotary is None else self.rotary(grid, x)
+        merging = Merging(self.merge, self.prefix) if self.merge and not self.training else None
         for i, block in enumerate(self.blocks):
             look = on_weights if i in looked_at else None
             # The head may read only the class token: then the last block computes nothing else.
@@ -132,8 +149,10 @@ class Encoder(nn.Module):
             if self.gradient_checkpointing and self.training and look is None:
                 x = checkpoint(block, x, grid, rotate, None, keep, use_reentrant=False)
             else:
-                x = block(x, grid, rotate, look, keep)
-        return x if only is None else x[:, :only]
+                x = block(x, grid, rotate, look, keep, merging)
+        if only is not None:
+            return x[:, :only]
+        return x if merging is None else merging.spread(x)
 
     def _layers(self, layers: Sequence[int] | None) -> set[int]:
         depth = len(self.blocks)

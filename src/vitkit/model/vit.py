@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.errors import ConfigError
 from vitkit.model.attention import OnWeights
 from vitkit.model.config import ViTConfig
 from vitkit.model.encoder import Encoder
@@ -105,6 +106,26 @@ class ViT(nn.Module):
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, wanted: bool) -> None:
         self.encoder.gradient_checkpointing = wanted
+
+    @property
+    def merge(self) -> int:
+        """Patches that each block merges into others when evaluating (`vitkit.model.merging`); 0: none.
+
+        What comes out has its usual shape: a token's state stands for every patch that was merged into it, and
+        `on_weights` sees the attention among all of them.
+        """
+        return self.encoder.merge
+
+    @merge.setter
+    def merge(self, per_block: int) -> None:
+        if per_block < 0:
+            raise ConfigError(f"merge={per_block} must not be negative; 0 merges nothing")
+        if per_block and self.config.positions in ("relative", "rope-2d"):
+            raise ConfigError(
+                f"tokens cannot be merged with positions={self.config.positions!r}: a merged token has no one place; "
+                f"leave merging out for this model"
+            )
+        self.encoder.merge = per_block
 
     @torch.no_grad()
     def init_weights(self) -> None:
