@@ -9,7 +9,8 @@ import vitkit
 
 SOURCE = Path(vitkit.__file__).parent
 LAYERS = [  # lower lines may be imported by higher ones; siblings on one line do not see each other
-    {"cli", "web", "__main__"},
+    {"cli", "__main__"},
+    {"web"},
     {"study"},
     {"train"},
     {"predict"},
