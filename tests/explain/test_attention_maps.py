@@ -82,14 +82,17 @@ def test_readout_says_who_is_read() -> None:
 
 def test_the_probe_of_a_map_head_is_the_one_that_pools() -> None:
     """The probe's attention, applied to the values, gives what the head itself makes of the tokens."""
-    from vitkit.explain.inside import pool_with_weights
+    from vitkit.explain.inside import probe_attention
 
     model = randomize(vitkit.create("mu", pooling="map"), scale=0.3)
+    pool = model.head.pool
     with torch.no_grad():
         tokens = model.tokens(torch.randn(2, 3, 32, 32))
-        pooled, weights = pool_with_weights(model.head.pool, tokens)
-        torch.testing.assert_close(pooled, model.head.pool(tokens))
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 1))
+        weights = probe_attention(pool, tokens)  # B H T
+        values = pool.key_value(tokens).chunk(2, dim=-1)[1].unflatten(-1, (2, -1))  # B T H K
+        x = pool.out(torch.einsum("bht,bthk->bhk", weights, values).flatten(1))
+        torch.testing.assert_close(x + pool.mlp(pool.norm(x)), pool(tokens))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2))
 
 
 def test_only_the_layers_asked_for_are_formed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def test_judgement_against_loops() -> None:
         bins[min(9, int(p.max() * 10))].append((p.max(), p.argmax() == label))
     np.testing.assert_array_equal(found.confusion, confusion)
     error = sum(abs(sum(c for c, _ in b) - sum(r for _, r in b)) for b in bins) / 300
-    assert found.calibration_error == pytest.approx(error)
+    assert found.calibration.ece == pytest.approx(error)
     assert found.accuracy == pytest.approx(np.trace(confusion) / 300)
     own = probability[np.arange(300), labels]
     assert own[found.worst[0]] == own.min()

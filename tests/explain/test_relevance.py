@@ -12,7 +12,7 @@ from strategies import configs
 from vitkit.errors import InputError
 from vitkit.explain.attention import output_attention
 from vitkit.explain.distance import attention_distance
-from vitkit.explain.inside import pool_with_weights, readout
+from vitkit.explain.inside import readout
 from vitkit.explain.occlusion import occlusion_map
 from vitkit.explain.relevance import class_relevance
 from vitkit.model.config import ViTConfig
@@ -22,14 +22,7 @@ def plain_relevance(model: torch.nn.Module, image: torch.Tensor, wanted: int) ->
     """R = R + A R from the first layer to the last, with one backward pass through the whole model."""
     kept: list[torch.Tensor] = []
     tokens = model.tokens(image[None], on_weights=kept.append)
-    if model.head.pool is None:
-        score = model.head(tokens)[0, wanted]
-    else:
-        pooled, weights = pool_with_weights(model.head.pool, tokens)
-        kept.append(weights)
-        head = model.head
-        pooled = pooled if head.norm is None else head.norm(pooled)
-        score = head.classifier(pooled)[0, wanted]
+    score = model.head(tokens, on_weights=kept.append)[0, wanted]
     grads = torch.autograd.grad(score, kept)
     steps = [(a * g)[0].detach().double().numpy() for a, g in zip(kept, grads, strict=True)]
     count = steps[0].shape[-1]

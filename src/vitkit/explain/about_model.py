@@ -159,7 +159,8 @@ def _judged(subject: Subject, probability: np.ndarray, found: Judgement) -> list
     t, p = np.unravel_index(int(wrong.argmax()), wrong.shape)
     mixed = f"; most often {names[t]} is taken for {names[p]} ({wrong[t, p]} times)" if wrong.any() else ""
     sure = "about as sure as it is right"
-    gap = float(np.nansum((found.confidence - found.correct) * found.counts) / found.counts.sum())
+    bins = found.calibration
+    gap = float(((bins.confidence - bins.accuracy) * bins.count).sum() / bins.count.sum())
     if abs(gap) > 0.02:
         sure = "too sure of itself" if gap > 0 else "not sure enough"
     worst = found.worst
@@ -182,12 +183,12 @@ def _judged(subject: Subject, probability: np.ndarray, found: Judgement) -> list
         Section(
             name="calibration",
             heading="Calibration",
-            finding=f"The model is {sure}: the expected calibration error is {found.calibration_error:.1%}",
+            finding=f"The model is {sure}: the expected calibration error is {bins.ece:.1%}",
             alt="Share of right predictions by confidence, against the diagonal, over counts of pictures.",
             how="On the diagonal, predictions made with 80% confidence are right 80% of the time. Below it the "
             "model is too sure. Bars are the spread of chance.",
-            arrays={"confidence": found.confidence, "correct": found.correct, "counts": found.counts},
-            draw=lambda: checks.draw_calibration(found),
+            arrays={"confidence": bins.confidence, "correct": bins.accuracy, "counts": bins.count},
+            draw=lambda: checks.draw_calibration(bins),
         ),
         Section(
             name="worst",

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.model.attention import attend
 from vitkit.model.config import Size, ViTConfig
 from vitkit.model.head import MapPool
 from vitkit.model.vit import ViT
@@ -90,19 +89,11 @@ def readout(model: ViT, images: Tensor) -> Tensor:
     return share / share.sum(dim=-1, keepdim=True)
 
 
-def pool_with_weights(pool: MapPool, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """What the MAP head makes of the tokens (B D), and the attention of its probe (B H T), still in the graph."""
-    kept: list[Tensor] = []
-    q = pool.query(pool.probe).unflatten(-1, (pool.heads, -1)).transpose(0, 1)  # H 1 K
-    k, v = pool.key_value(tokens).unflatten(-1, (2, pool.heads, -1)).permute(2, 0, 3, 1, 4)  # each B H T K
-    x = attend(q.expand(len(tokens), -1, -1, -1), k, v, on_weights=kept.append).flatten(1)  # B D
-    x = pool.out(x)
-    return x + pool.mlp(pool.norm(x)), kept[0]  # weights B H 1 T
-
-
 def probe_attention(pool: MapPool, tokens: Tensor) -> Tensor:
     """B H T: where the probe of a MAP head looks."""
-    return pool_with_weights(pool, tokens)[1][:, :, 0]
+    kept: list[Tensor] = []
+    pool(tokens, on_weights=kept.append)
+    return kept[0][:, :, 0]
 
 
 def block_states(model: ViT, images: Tensor) -> Iterator[Tensor]:

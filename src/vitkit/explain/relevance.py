@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.explain.inside import as_vit, batch_size, block_states, grid_of, pool_with_weights, readout, to_grid
+from vitkit.explain.inside import as_vit, batch_size, block_states, grid_of, readout, to_grid
 from vitkit.model.config import Size
 from vitkit.model.encoder import Block
 from vitkit.model.vit import ViT
@@ -78,36 +78,22 @@ def _sweep(model: ViT, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]
 
 def _from_head(model: ViT, x: Tensor, classes: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the class scores at the last states (K B T D), where relevance starts and Grad-CAM (K B T)."""
-    head, weights = model.head, None
+    probe: list[Tensor] = []  # attention of a MAP head, B H 1 T
     with torch.enable_grad():
         x = x.requires_grad_()
         tokens = x if model.norm is None else model.norm(x)
-        if head.pool is None:
-            scores = head(tokens)  # B classes
-        else:
-            pooled, weights = pool_with_weights(head.pool, tokens)
-            scores = _classify(model, pooled)
+        scores = model.head(tokens, on_weights=probe.append)  # B classes
         wanted = scores.gather(1, classes).sum(dim=0)  # K
     flowing, rows, cams = [], [], []
     for k, score in enumerate(wanted):
-        inputs = (x, tokens) if weights is None else (x, tokens, weights)
-        got = torch.autograd.grad(score, inputs, retain_graph=k + 1 < len(wanted))
+        got = torch.autograd.grad(score, (x, tokens, *probe), retain_graph=k + 1 < len(wanted))
         flowing.append(got[0])
         cams.append(_gradcam(tokens.detach(), got[1], model.config.prefix_tokens))
-        if weights is None:
+        if probe:  # its attention is weighted by its gradient, like that of every layer
+            rows.append((probe[0].detach() * got[2]).clamp_min(0).mean(dim=1)[:, 0])
+        else:
             rows.append(start)
-        else:  # the probe's attention is weighted by its gradient, like that of every layer
-            rows.append((weights.detach() * got[2]).clamp_min(0).mean(dim=1)[:, 0])
     return torch.stack(flowing), torch.stack(rows), torch.stack(cams)
-
-
-def _classify(model: ViT, pooled: Tensor) -> Tensor:
-    """The head after its MAP pooling."""
-    head = model.head
-    x = pooled if head.norm is None else head.norm(pooled)
-    x = x if head.pre_logits is None else torch.tanh(head.pre_logits(x))
-    x = x if head.projection is None else head.projection(x)
-    return x if head.classifier is None else head.classifier(x)
 
 
 def _through_block(

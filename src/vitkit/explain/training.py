@@ -3,7 +3,7 @@
 A run's directory holds `log.jsonl`, one JSON object per line; whatever numbers are in it are read, lines
 that are not JSON (a run that was cut short) are skipped. The rest needs only the model and labelled pictures.
 
-Shapes: B pictures, C classes, R bins.
+Shapes: B pictures, C classes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.errors import DataError
+from vitkit.evaluate.metrics import Bins, confusion, reliability
 
 Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (steps, values)
 
@@ -24,10 +25,7 @@ Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (steps, values)
 class Judgement:
     confusion: np.ndarray  # C C: true class down, predicted across
     accuracy: float
-    confidence: np.ndarray  # R: mean confidence of each bin, nan where empty
-    correct: np.ndarray  # R: share that was right
-    counts: np.ndarray  # R
-    calibration_error: float  # expected calibration error
+    calibration: Bins  # by confidence
     worst: np.ndarray  # pictures with the least probability for their own class, worst first
 
 
@@ -72,20 +70,15 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 def judge(probability: np.ndarray, labels: np.ndarray, bins: int = 10, worst: int = 8) -> Judgement:
     """Probabilities (B C) and true classes (B) -> confusion, calibration, and the worst pictures."""
-    classes, predicted = probability.shape[1], probability.argmax(axis=1)
-    confusion = np.zeros((classes, classes), dtype=int)
-    np.add.at(confusion, (labels, predicted), 1)
-    confidence, right = probability.max(axis=1), predicted == labels
-    bin_of = np.minimum((confidence * bins).astype(int), bins - 1)
-    counts = np.bincount(bin_of, minlength=bins)
-    with np.errstate(invalid="ignore"):
-        mean_confidence = np.bincount(bin_of, confidence, bins) / counts
-        share_right = np.bincount(bin_of, right, bins) / counts
-    gaps = np.nan_to_num(np.abs(mean_confidence - share_right))
+    predicted = probability.argmax(axis=1)
+    right = predicted == labels
     own = probability[np.arange(len(labels)), labels]
-    error = float((gaps * counts).sum() / max(1, counts.sum()))
-    order = np.argsort(own, kind="stable")[:worst]
-    return Judgement(confusion, float(right.mean()), mean_confidence, share_right, counts, error, order)
+    return Judgement(
+        confusion=confusion(labels, predicted, probability.shape[1]),
+        accuracy=float(right.mean()),
+        calibration=reliability(probability.max(axis=1), right, bins),
+        worst=np.argsort(own, kind="stable")[:worst],
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.model.attention import attend
+from vitkit.model.attention import OnWeights, attend
 from vitkit.model.config import ViTConfig
 from vitkit.model.encoder import MLP
 
@@ -27,11 +27,12 @@ class MapPool(nn.Module):
         self.norm = nn.LayerNorm(config.width, config.norm_eps)
         self.mlp = MLP(config.width, config.mlp_width, config.activation, config.dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, on_weights: OnWeights | None = None) -> Tensor:
+        """B N D -> B D; `on_weights` is called with the attention of the probe, B H 1 N."""
         q = self.query(self.probe).unflatten(-1, (self.heads, -1)).transpose(0, 1)  # H 1 K
         kv = self.key_value(tokens).unflatten(-1, (2, self.heads, -1))  # B N 2 H K
         k, v = kv.permute(2, 0, 3, 1, 4)  # each B H N K
-        x = attend(q.expand(tokens.shape[0], -1, -1, -1), k, v).flatten(1)  # B D
+        x = attend(q.expand(tokens.shape[0], -1, -1, -1), k, v, on_weights=on_weights).flatten(1)  # B D
         x = self.out(x)
         return x + self.mlp(self.norm(x))
 
@@ -62,11 +63,14 @@ class Head(nn.Module):
         """How many leading tokens the head looks at; None: all."""
         return 1 + int(self.config.distillation_token) if self.config.pooling == "cls" else None
 
-    def represent(self, tokens: Tensor) -> Tensor:
-        """B (P + N) D -> what the classifier sees; B 2 ... with a distillation token."""
+    def represent(self, tokens: Tensor, on_weights: OnWeights | None = None) -> Tensor:
+        """B (P + N) D -> what the classifier sees; B 2 ... with a distillation token.
+
+        `on_weights` receives the attention of a MAP head; other heads have none.
+        """
         pooling, prefix = self.config.pooling, self.config.prefix_tokens
         if self.pool is not None:
-            x = self.pool(tokens)  # B D
+            x = self.pool(tokens, on_weights)  # B D
         elif pooling == "mean":
             x = tokens[:, prefix:].mean(dim=1)  # B D
         elif pooling == "cls+mean":
@@ -86,12 +90,12 @@ class Head(nn.Module):
         x = self.represent(tokens)
         return self.classifier(x[:, 0]), self.distilled(x[:, 1])
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, on_weights: OnWeights | None = None) -> Tensor:
         """Logits, or the representation when classes=0. With a distillation token, the mean of the two."""
         if self.distilled is not None:
             ours, theirs = self.both(tokens)
             return (ours + theirs) / 2
-        x = self.represent(tokens)
+        x = self.represent(tokens, on_weights)
         if self.config.distillation_token:
             x = x.mean(dim=1)
         return x if self.classifier is None else self.classifier(x)

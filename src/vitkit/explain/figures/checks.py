@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vitkit.evaluate.metrics import Bins
 from vitkit.explain.faithfulness import RANDOM, Faithfulness
 from vitkit.explain.figures.style import COLOURS, GREY, bare, new_figure, scale_bar, short
 from vitkit.explain.training import Curves, Judgement, smooth
@@ -106,24 +107,23 @@ def draw_confusion(result: Judgement, names: Sequence[str]) -> Figure:
     return figure
 
 
-def draw_calibration(result: Judgement) -> Figure:
+def draw_calibration(bins: Bins) -> Figure:
     """How often the model is right when it says it is so sure; below, how often it says so."""
     figure = new_figure(4.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    bins = len(result.counts)
-    centres = (np.arange(bins) + 0.5) / bins
-    seen = result.counts > 0
-    right, counts = result.correct[seen], result.counts[seen]
+    centres = (bins.edges[:-1] + bins.edges[1:]) / 2
+    seen = bins.count > 0
+    right, counts = bins.accuracy[seen], bins.count[seen]
     upper.grid()
     upper.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (4, 3)))
     upper.text(0.12, 0.06, "perfectly calibrated", color=GREY, fontsize=8)
     spread = np.sqrt((right * (1 - right) + 0.25 / counts) / counts)  # what chance alone would do
     bars = np.stack([np.minimum(spread, right), np.minimum(spread, 1 - right)])
-    upper.errorbar(result.confidence[seen], right, bars, fmt="o", color=COLOURS[0], markersize=6, linewidth=1.6)
+    upper.errorbar(bins.confidence[seen], right, bars, fmt="o", color=COLOURS[0], markersize=6, linewidth=1.6)
     upper.set_ylabel("share that is right")
     upper.set_ylim(0, 1.04)
     lower.grid(axis="y")
-    lower.bar(centres, result.counts, width=0.9 / bins, color=GREY)
+    lower.bar(centres, bins.count, width=0.9 / len(centres), color=GREY)
     lower.set_ylabel("pictures")
     lower.set_xlabel("confidence of the prediction")
     lower.set_xlim(0, 1)
