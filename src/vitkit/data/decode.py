@@ -107,6 +107,8 @@ def _decode_opened(image: Image.Image, channels: int, needed: Needed | None) -> 
         sideways = _orientation(image) >= 5
         wanted = needed(height, width)[::-1] if sideways else needed(width, height)
         image.draft(None, wanted)
+    if image.format == "JPEG" and image.mode == "RGB":  # Pillow keeps four bytes a pixel: let the decoder write them
+        image.tile = [tile._replace(args=("RGBX", *tile.args[1:])) for tile in image.tile]
     image.load()
     upright = _UPRIGHT.get(_orientation(image))
     return to_channels(image.transpose(upright) if upright is not None else image, channels)
