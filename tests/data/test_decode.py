@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
@@ -72,6 +73,16 @@ def test_draft_never_goes_below_what_is_needed() -> None:
         got = decode(data, needed=lambda w, h, wanted=wanted: wanted).size
         assert all(g >= w for g, w in zip(got, wanted, strict=True)), wanted
     assert decode(data, needed=lambda w, h: (1, 1)).size == (100, 75)
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_a_jpeg_is_exactly_what_pillow_makes_of_it(subsampling: int) -> None:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG", quality=90, subsampling=subsampling)
+    ours = decode(file.getvalue())
+    assert (np.asarray(ours) == np.asarray(Image.open(file))).all()
+    assert ours.tobytes("raw", "RGBX")[3::4] == Image.open(file).tobytes("raw", "RGBX")[3::4]
 
 
 def test_draft_is_close_to_an_exact_decode() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 from vitkit.errors import DataError
 
@@ -107,8 +107,9 @@ def _decode_opened(image: Image.Image, channels: int, needed: Needed | None) -> 
         sideways = _orientation(image) >= 5
         wanted = needed(height, width)[::-1] if sideways else needed(width, height)
         image.draft(None, wanted)
-    if image.format == "JPEG" and image.mode == "RGB":  # Pillow keeps four bytes a pixel: let the decoder write them
-        image.tile = [tile._replace(args=("RGBX", *tile.args[1:])) for tile in image.tile]
+    if isinstance(image, ImageFile.ImageFile) and (image.format, image.mode) == ("JPEG", "RGB"):
+        # Pillow keeps four bytes a pixel: let the decoder write them as such
+        image.tile[:] = [(codec, box, at, ("RGBX", *how[1:])) for codec, box, at, how in image.tile]  # type: ignore
     image.load()
     upright = _UPRIGHT.get(_orientation(image))
     return to_channels(image.transpose(upright) if upright is not None else image, channels)
