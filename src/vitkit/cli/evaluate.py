@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.output import JsonOption, open_table, print_json
+from vitkit.cli.output import JsonOption, best_device, one_line, open_table, print_json, progress_bar
 
 if TYPE_CHECKING:
     from vitkit.data import Source
     from vitkit.evaluate import Evaluation, Probe
-    from vitkit.evaluate.run import OnBatch
 
 _LISTED = 10
 
@@ -59,7 +56,7 @@ def evaluate(
     if out is not None:
         _check_folder(out)
     with joined() as (rank, world_size):
-        loaded = load(model).to(_device(device))
+        loaded = load(model).to(best_device(device))
         if rank == 0 and "fresh weights" in loaded.load_report:  # type: ignore[operator]
             typer.echo(f"note: {model} is a name of the zoo, so its weights are fresh and not trained", err=True)
         source = _open(data, split)
@@ -73,7 +70,7 @@ def evaluate(
         if probe is None:
             from vitkit.evaluate.run import evaluate as judge
 
-            with _bar(f"evaluating {source.name}", shown=rank == 0) as on_batch:
+            with progress_bar(f"evaluating {source.name}", shown=rank == 0) as on_batch:
                 result = judge(loaded, source, on_batch=on_batch, **how)
         else:
             result = _probe(probe, loaded, data, source, how)
@@ -124,22 +121,8 @@ def _probe(kind: Kind, model: Any, data: str, source: Source, how: dict[str, Any
         raise ConfigError(f"a probe learns from the split train, so it cannot be judged on {source.split!r}; use test")
     train = open_data(data, "train", bar)
     judge = knn if kind is Kind.knn else fewshot
-    with _bar(f"representing {source.name}", shown=how["rank"] == 0) as on_batch:
+    with progress_bar(f"representing {source.name}", shown=how["rank"] == 0) as on_batch:
         return judge(model, train, source, on_batch=on_batch, **how)
-
-
-def _device(wanted: str | None) -> str:
-    import torch
-
-    from vitkit.errors import ConfigError
-
-    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        torch.empty(1, device=wanted or best)
-    except (RuntimeError, AssertionError) as e:
-        first = str(e).splitlines()[0]
-        raise ConfigError(f"--device {wanted} cannot be used here ({first}); leave it out for {best}") from None
-    return wanted or best
 
 
 def _workers(source: Source, wanted: int | None) -> int:
@@ -147,18 +130,6 @@ def _workers(source: Source, wanted: int | None) -> int:
     if wanted is not None:
         return wanted
     return 0 if source.pixels is not None or len(source) < 1000 else os.cpu_count() or 1
-
-
-@contextmanager
-def _bar(what: str, shown: bool) -> Iterator[OnBatch]:
-    """A progress bar on the error stream; nothing when that is not a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 # --- what is told ------------------------------------------------------------------------------------
@@ -170,7 +141,7 @@ def _print_evaluation(result: Evaluation) -> None:
     print_, table = open_table("class", "precision", "recall", "F1", *(["AP"] if ap else []), "pictures")
     columns = (rates.precision, rates.recall, rates.f1, *ap)
     for i, name in enumerate(result.classes):
-        table.add_row(_one_line(name), *(_percent(c[i]) for c in columns), f"{rates.support[i]:,}")
+        table.add_row(one_line(name), *(_percent(c[i]) for c in columns), f"{rates.support[i]:,}")
     print_(table)
     pictures = f"{result.samples:,} pictures of {result.name}, split {result.split}"
     if result.top1 is not None and result.top5 is not None:
@@ -199,7 +170,7 @@ def _print_bad(result: Evaluation | Probe) -> None:
         return
     typer.echo(f"{len(bad)} unreadable and not counted:")
     for file in bad[:_LISTED]:
-        typer.echo(f"  {_one_line(file.path)}: {_one_line(file.reason)}")
+        typer.echo(f"  {one_line(file.path)}: {one_line(file.reason)}")
     if len(bad) > _LISTED:
         typer.echo(f"  ... and {len(bad) - _LISTED} more; --json lists them all")
 
@@ -234,8 +205,3 @@ def _write(result: Any, source: Source, about: dict[str, Any], out: Path) -> lis
 
 def _percent(share: float | None) -> str:
     return "-" if share is None or share != share else f"{100 * share:.2f}%"
-
-
-def _one_line(text: str) -> str:
-    """File names may hold line breaks and bytes that are no text."""
-    return text.encode(errors="backslashreplace").decode().replace("\r", "\\r").replace("\n", "\\n")
