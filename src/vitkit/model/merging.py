@@ -36,7 +36,7 @@ class Merging:
         r = min(self.per_block, first.shape[1])
         if r <= 0:
             return x
-        likeness, partner = (first @ second.mT).max(dim=-1)  # B N/2 each
+        likeness, partner = (first @ second.transpose(1, 2)).max(dim=-1)  # B N/2 each
         order = likeness.topk(likeness.shape[1], dim=-1).indices
         gone, kept = order[:, :r], order[:, r:].sort(dim=-1).values
         goes_to = partner.gather(1, gone)  # B r, numbers in the second hand
