@@ -69,7 +69,12 @@ async def explain(
     head: Annotated[str, Query(pattern=r"^(mean|all|\d{1,4})$", description="From 0; 'mean' or 'all'.")] = "mean",
     query: Annotated[str, Query(pattern=PATCH, description="'output', a patch as ROW,COLUMN, or 'all'.")] = "output",
     classes: Annotated[
-        list[str] | None, Query(alias="class", max_length=16, description="Numbers or names; default: the likeliest.")
+        list[str] | None,
+        Query(
+            alias="class",
+            max_length=16,
+            description="Names, or numbers (#3 is always a number); default: the likeliest.",
+        ),
     ] = None,
     format: Annotated[Format, Query(description="json, npy (float32) or png (the map over the picture).")] = "json",
     strength: Annotated[float, Query(ge=0, le=1, description="Of the colours in a PNG.")] = 0.7,

@@ -41,11 +41,12 @@ class Served:
         return [str(name) for name in names]
 
     def class_of(self, word: str) -> int:
-        """A class by its number or its name; names win, as in a set whose classes are called 3, 5 and 8."""
+        """A class by its name or number. Names win, as in a set whose classes are called 3, 5 and 8; #3 is a number."""
         if word in self.classes:
             return self.classes.index(word)
-        if word.isdecimal() and int(word) < len(self.classes):
-            return int(word)
+        number = word.removeprefix("#")
+        if number.isascii() and number.isdecimal() and len(number) < 9 and int(number) < len(self.classes):
+            return int(number)
         raise Problem(422, "no_class", f"class={word[:60]!r} does not exist; GET /api/model lists the classes")
 
     def normalised(self, pictures: Sequence[Tensor]) -> Tensor:

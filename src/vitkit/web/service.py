@@ -75,7 +75,7 @@ class Service:
 
     async def predict(self, request: Request, name: str | None, top: int, picture: bool, prepared: bool) -> bytes:
         served = self.model(name)
-        if not served.classes:
+        if not served.classes and not picture:
             raise Problem(422, "no_classes", f"{served.name} has no classifier; /api/explain shows its attention")
         worker = self._predict[served.name]
 
@@ -151,7 +151,7 @@ def _predictions(
     for i, (upload, row) in enumerate(zip(found, rows, strict=True)):
         if not np.isfinite(row).all():
             raise Problem(500, "not_finite", "the model's answer is no finite number; its weights may be damaged")
-        best = np.argsort(-row, kind="stable")[:top]
+        best = np.argsort(-row, kind="stable")[:top] if served.classes else []
         ranked = [{"class": int(c), "name": served.classes[c], "probability": float(f"{row[c]:.6g}")} for c in best]
         one: dict[str, Any] = {"file": upload.name, "classes": ranked}
         if pixels is not None:

@@ -1,0 +1,466 @@
+// The page: which picture, what is shown of it, and the parts that show it.
+
+import { Refused, explain, fromDataUrl, get, post } from "./api.js";
+import { highest, loadColours, paint } from "./colours.js";
+import { $, bar, el, movedBy, percent, short } from "./dom.js";
+import { Look } from "./look.js";
+import * as panels from "./panels.js";
+import { Stage } from "./stage.js";
+import { onChange, readAddress, set, state } from "./state.js";
+import { Strip } from "./strip.js";
+
+const EXAMPLES = { cat: "a cat", boat: "a sailing boat", flower: "a sunflower", three: "a handwritten three", eight: "a handwritten eight" };
+const WORDS = {
+  attention: "Where a layer's output looks. Point at a patch to see where that patch looks.",
+  rollout: "Attention multiplied through the layers up to this one: how much of each patch has reached the output.",
+  relevance: "What speaks for a class: attention weighted by its gradient, through all layers.",
+  gradcam: "What speaks for a class: the last patch states weighted by their gradient.",
+};
+const models = [];
+let looks = []; // one for each model
+let stages = [];
+let hovered = null; // { stage, patch } under the pointer
+let turn = 0; // counts pictures, so that a late answer of an earlier one is not shown
+let timer = null;
+
+// --- errors ------------------------------------------------------------------------------------------
+
+function complain(error) {
+  if (error.name === "AbortError") return;
+  if (!(error instanceof Refused)) console.error(error);
+  const words = error instanceof Refused ? error.message : `Something went wrong on this page: ${error.message}`;
+  if ([...$("errors").children].some((p) => p.firstChild.textContent === words)) return;
+  const line = el("p", {}, el("span", {}, words), el("button", { type: "button", "aria-label": "Dismiss", onclick: () => line.remove() }, "×"));
+  $("errors").append(line);
+}
+
+const quietly = (promise) => promise.catch(complain);
+
+// --- a picture comes in ------------------------------------------------------------------------------
+
+async function open(blob, example = "") {
+  $("errors").replaceChildren();
+  const limit = models[0].limits.max_bytes;
+  if (blob.size > limit) throw new Refused(`The picture has ${(blob.size / 2 ** 20).toFixed(1)} MB; this server takes up to ${(limit / 2 ** 20).toFixed(1)} MB.`);
+  if (blob.size === 0) throw new Refused("The file is empty.");
+  const mine = ++turn;
+  document.querySelectorAll(".frame").forEach((frame) => frame.classList.add("waiting"));
+  try {
+    const found = await Promise.all(models.map((model) => lookAt(model, blob)));
+    if (mine !== turn) return found.forEach((look) => look.close());
+    looks.forEach((look) => look.close());
+    looks = found;
+    hovered = null;
+    set({ example, class: "", other: "", patch: "" });
+    render();
+    looks.forEach((look) => look.model.explainable && quietly(look.ahead(state.method, layerOf(look))));
+  } finally {
+    if (mine === turn) document.querySelectorAll(".frame").forEach((frame) => frame.classList.remove("waiting"));
+  }
+}
+
+async function lookAt(model, blob) {
+  const answer = await post("predict", { model: model.name, top: "5", picture: "true" }, blob);
+  const { predictions } = await answer.json();
+  const png = fromDataUrl(predictions[0].picture);
+  return new Look(model, png, await createImageBitmap(png), predictions[0].classes, schedule, complain);
+}
+
+async function openExample(name) {
+  const answer = await fetch(`/static/example-${name}.webp`);
+  await open(await answer.blob(), name);
+}
+
+// --- what is asked for -------------------------------------------------------------------------------
+
+const byClass = () => state.method === "relevance" || state.method === "gradcam";
+const layerOf = (look) => Math.min(state.layer === "" ? look.model.depth - 1 : Number(state.layer), look.model.depth - 1);
+const headOf = (look) => (state.method === "rollout" || Number(state.head) >= look.model.heads ? "mean" : state.head);
+
+function classOf(look) {
+  if (look !== looks[0]) { // the class of the same name, or what this model thinks itself
+    const name = looks[0].model.classes[classOf(looks[0])];
+    const same = look.model.classes.indexOf(name);
+    return same >= 0 && look.model.classes.length === looks[0].model.classes.length ? same : look.ranked[0]?.class;
+  }
+  return state.class !== "" && Number(state.class) < look.model.classes.length ? Number(state.class) : look.ranked[0]?.class;
+}
+
+function otherClass(look) {
+  const first = classOf(look);
+  if (state.other !== "" && Number(state.other) < look.model.classes.length) return Number(state.other);
+  return (look.ranked.find((rank) => rank.class !== first) ?? look.ranked[0])?.class;
+}
+
+// The patch that is asked, in the grid of `look`: the one pointed at, else the one chosen; null is the output.
+function patchOf(look) {
+  let at = null;
+  if (hovered && hovered.patch !== null) at = place(hovered.stage.look, hovered.patch);
+  else if (state.patch) {
+    const [row, column] = state.patch.split(",").map(Number);
+    at = place(looks[0], Math.min(row, looks[0].h - 1) * looks[0].w + Math.min(column, looks[0].w - 1));
+  }
+  if (!at) return null;
+  return Math.min(look.h - 1, Math.floor(at[0] * look.h)) * look.w + Math.min(look.w - 1, Math.floor(at[1] * look.w));
+}
+
+const place = (look, patch) => [(Math.floor(patch / look.w) + 0.5) / look.h, ((patch % look.w) + 0.5) / look.w];
+
+function views() {
+  if (!looks.length) return [];
+  const [first, second] = looks;
+  if (state.versus === "model" && second) return [first, second].map((look) => ({ look, cls: classOf(look) }));
+  if (state.versus === "class" && byClass()) return [classOf(first), otherClass(first)].map((cls) => ({ look: first, cls }));
+  return [{ look: first, cls: classOf(first) }];
+}
+
+// --- showing it --------------------------------------------------------------------------------------
+
+let waiting = false;
+function schedule() {
+  if (waiting) return;
+  waiting = true;
+  requestAnimationFrame(() => {
+    waiting = false;
+    render();
+  });
+}
+
+function render() {
+  showTab();
+  showControls();
+  showRanks();
+  const shown = views();
+  while (stages.length > shown.length) stages.pop().remove();
+  while (stages.length < shown.length) stages.push(new Stage($("stages"), { hover, pick, key }));
+  $("stages").classList.toggle("two", shown.length === 2);
+  shown.forEach((view, i) => showStage(stages[i], view, shown.length === 2));
+  if (shown.length && shown[0].look.model.explainable) showStrips(shown[0]);
+}
+
+function question(view) {
+  const patch = byClass() ? null : patchOf(view.look);
+  return { method: state.method, layer: layerOf(view.look), head: headOf(view.look), patch, cls: view.cls };
+}
+
+function showStage(stage, view, two) {
+  const { look } = view;
+  stage.show(look);
+  const asked = look.model.explainable ? question(view) : null;
+  const values = asked && look.map(asked);
+  const pointed = look.model.explainable ? patchOf(look) : null;
+  const className = view.cls === undefined ? "" : look.model.classes[view.cls];
+  stage.title.textContent = byClass() && className ? className : two || models.length > 1 ? look.model.name : "What the model sees";
+  stage.note.textContent = two && state.versus === "model" && byClass() ? look.model.name : `${look.bitmap.width} × ${look.bitmap.height} pixels`;
+  stage.frame.classList.toggle("waiting", Boolean(asked && !values && !(byClass() && !look.ranked.length)));
+  stage.free.hidden = !state.patch || byClass();
+  stage.draw({
+    values, strength: Number(state.strength) / 100, smooth: state.smooth === "1", grid: state.grid === "1",
+    patch: pointed, pinned: Boolean(state.patch) && !(hovered && hovered.patch !== null),
+  });
+  if (values) stage.words.replaceChildren(...describe(look, asked, values, pointed));
+  else if (!look.model.explainable) stage.words.textContent = "This model has no attention to look at.";
+}
+
+function describe(look, { layer, head, patch, method }, values, pointed) {
+  const name = (index) => `row ${Math.floor(index / look.w) + 1}, column ${(index % look.w) + 1}`;
+  if (byClass()) {
+    const total = values.reduce((a, b) => a + b, 0) || 1;
+    const at = pointed ?? values.indexOf(highest(values));
+    return [pointed === null ? "Most at " : "", el("b", {}, name(at)), `: ${percent(values[at] / total)} of the whole map`];
+  }
+  const who = patch === null ? (look.model.pooling === "cls" ? "The class token" : "The output") : name(patch);
+  const where = method === "rollout" ? `up to layer ${layer + 1}` : `in layer ${layer + 1}, ${head === "mean" ? "mean of the heads" : `head ${Number(head) + 1}`}`;
+  const most = values.indexOf(highest(values));
+  return [el("b", {}, `${who[0].toUpperCase()}${who.slice(1)}`), ` looks most at ${most === patch ? "itself" : name(most)} (${percent(values[most])}) ${where}`];
+}
+
+const layerStrip = new Strip($("layer-strip"), (i) => {
+  stop();
+  set({ layer: i });
+});
+const headStrip = new Strip($("head-strip"), (i) => set({ head: i ? i - 1 : "mean" }));
+
+function showStrips(view) {
+  $("strips").hidden = byClass();
+  if (byClass()) return;
+  const { look } = view;
+  const asked = question(view);
+  const { depth, heads } = look.model;
+  const layers = Array.from({ length: depth }, (_, i) => i);
+  const maps = layers.map((layer) => look.map({ ...asked, layer }, false));
+  layerStrip.show(layers.map((i) => String(i + 1)), layers.map((i) => `Layer ${i + 1}`), maps, look.h, look.w, asked.layer);
+  layerStrip.reveal();
+  $("heads-part").hidden = state.method === "rollout";
+  $("layers-title").textContent = state.method === "rollout" ? "Rolled out up to layer" : "Layer";
+  const of = ["mean", ...Array.from({ length: heads }, (_, i) => String(i))];
+  const names = of.map((head) => (head === "mean" ? "Mean of the heads" : `Head ${Number(head) + 1}`));
+  const labels = of.map((head) => (head === "mean" ? "mean" : String(Number(head) + 1)));
+  if (state.method === "attention") headStrip.show(labels, names, of.map((head) => look.map({ ...asked, head }, false)), look.h, look.w, of.indexOf(asked.head));
+  for (const id of ["layer-strip", "head-strip"]) $(id).classList.toggle("smooth", state.smooth === "1");
+}
+
+function showRanks() {
+  const parts = looks.flatMap((look, i) => {
+    if (i && state.versus !== "model" && models.length > 1) return [];
+    const title = models.length > 1 ? [el("p", { class: "rank-model" }, look.model.name)] : [];
+    if (!look.ranked.length) return [...title, el("p", { class: "hint" }, "This model has no classifier.")];
+    const chosen = byClass() ? classOf(look) : null;
+    const other = byClass() && state.versus === "class" && !i ? otherClass(look) : null;
+    return [...title, ...look.ranked.map((rank) =>
+      el("button", {
+        class: rank.class === other ? "rank second" : "rank", type: "button", "aria-pressed": String(rank.class === chosen || rank.class === other),
+        onclick: () => choose(look, rank.class),
+      }, el("span", {}, rank.name), el("b", {}, percent(rank.probability)), bar(rank.probability)))];
+  });
+  const key = JSON.stringify([looks.map((look) => look.ranked), state.versus, byClass(), state.class, state.other, turn]);
+  if (key === showRanks.key) return;
+  showRanks.key = key;
+  const focused = [...$("ranks").querySelectorAll("button")].indexOf(document.activeElement);
+  if (parts.length) parts.push(el("p", { class: "hint" }, "Click a class to see what speaks for it."));
+  $("ranks").replaceChildren(...parts);
+  if (focused >= 0) $("ranks").querySelectorAll("button")[focused]?.focus();
+}
+
+function choose(look, cls) {
+  const method = byClass() ? state.method : "relevance";
+  const name = look.model.classes[cls];
+  const own = look === looks[0] ? cls : looks[0].model.classes.indexOf(name);
+  if (own >= 0) set({ method, class: own });
+  else set({ method });
+}
+
+function showControls() {
+  const model = models[0];
+  for (const input of document.querySelectorAll("#methods input")) {
+    input.checked = input.value === state.method;
+    input.disabled = !model.explainable || (!model.classes.length && (input.value === "relevance" || input.value === "gradcam"));
+  }
+  $("method-words").textContent = WORDS[state.method];
+  $("class-field").hidden = !byClass();
+  $("other-field").hidden = !(byClass() && state.versus === "class");
+  $("versus").value = state.versus;
+  $("strength").value = state.strength;
+  $("strength-value").textContent = `${state.strength}%`;
+  $("grid").checked = state.grid === "1";
+  $("smooth").checked = state.smooth === "1";
+  if (!looks.length) return;
+  fillClasses($("class"), looks[0], classOf(looks[0]));
+  fillClasses($("other"), looks[0], otherClass(looks[0]));
+  for (const button of $("examples").children) button.setAttribute("aria-pressed", String(button.dataset.name === state.example));
+}
+
+function fillClasses(select, look, chosen) {
+  if (select.look !== look) {
+    select.look = look;
+    const option = (cls) => el("option", { value: String(cls) }, look.model.classes[cls]);
+    const likely = el("optgroup", { label: "Likeliest" }, ...look.ranked.map((rank) => option(rank.class)));
+    const all = el("optgroup", { label: "All" }, ...look.model.classes.map((_, cls) => option(cls)));
+    select.replaceChildren(likely, all);
+  }
+  select.value = String(chosen);
+}
+
+// --- the tabs ----------------------------------------------------------------------------------------
+
+const tabs = ["picture", "filters", "positions", "distance", "layers", "api"];
+let shownTab = null;
+
+function showTab() {
+  const key = state.tab === "distance" ? `distance ${turn}` : state.tab;
+  for (const name of tabs) {
+    $(`tab-${name}`).setAttribute("aria-selected", String(name === state.tab));
+    $(`tab-${name}`).tabIndex = name === state.tab ? 0 : -1;
+    $(`panel-${name}`).hidden = name !== state.tab;
+  }
+  if (shownTab === key) return;
+  shownTab = key;
+  if (state.tab !== "picture") quietly(fillPanel(state.tab, key));
+}
+
+async function fillPanel(name, key) {
+  const panel = $(`panel-${name}`);
+  if (!panel.firstChild) panel.replaceChildren(el("p", { class: "hint" }, "One moment …"));
+  const parts = await Promise.all(models.map((model, i) => {
+    if (name === "api") return i ? null : panels.api(model);
+    if (name !== "layers" && !model.explainable) return el("section", { class: "card" }, el("h3", {}, model.name), el("p", { class: "hint" }, "This model has no patches and no attention."));
+    return name === "distance" ? distancePanel(i) : panels[name](model);
+  }));
+  if (shownTab === key) panel.replaceChildren(el("div", { class: "panel" }, ...parts.filter(Boolean)));
+}
+
+async function distancePanel(i) {
+  const look = looks[i];
+  if (!look) return el("section", { class: "card" }, el("h3", {}, models[i].name), el("p", { class: "hint" }, "Choose a picture first."));
+  const found = await explain({ model: look.model.name, method: "distance" }, look.png, look.stop.signal);
+  const [patch, grid] = [look.model.patch_size, look.model.grid];
+  found.even = evenDistance(grid, patch);
+  return panels.distance(look.model, found, found.values, (layer, head) => {
+    set({ tab: "picture", method: "attention", layer, head, versus: i ? "model" : state.versus === "class" ? "" : state.versus });
+    $("stages").scrollIntoView({ block: "nearest" });
+    stages[0]?.canvas.focus({ preventScroll: true });
+  });
+}
+
+// The mean distance between two patches chosen at random, in pixels.
+function evenDistance([h, w], [tall, wide]) {
+  let sum = 0;
+  for (let dy = -h + 1; dy < h; dy++) for (let dx = -w + 1; dx < w; dx++) {
+    sum += Math.hypot(dy * tall, dx * wide) * (h - Math.abs(dy)) * (w - Math.abs(dx));
+  }
+  return sum / (h * w) ** 2;
+}
+
+// --- pointing, keys, play ----------------------------------------------------------------------------
+
+function hover(stage, patch) {
+  if (patch === null ? hovered === null : hovered?.stage === stage && hovered.patch === patch) return;
+  hovered = patch === null ? null : { stage, patch };
+  schedule();
+}
+
+function pick(stage, patch) {
+  if (stage === null || patch === null || byClass()) {
+    hovered = null;
+    return set({ patch: "" });
+  }
+  const [y, x] = place(stage.look, patch);
+  const own = `${Math.floor(y * looks[0].h)},${Math.floor(x * looks[0].w)}`;
+  return set({ patch: state.patch === own ? "" : own });
+}
+
+function key(stage, event) {
+  const { look } = stage;
+  if (event.key === "Escape") return pick(null);
+  if (event.key === "[" || event.key === "]") {
+    const layer = layerOf(looks[0]) + (event.key === "]" ? 1 : -1);
+    return layer >= 0 && layer < looks[0].model.depth && set({ layer });
+  }
+  const now = patchOf(look) ?? Math.floor(look.h / 2) * look.w + Math.floor(look.w / 2);
+  const next = movedBy(event.key, now, look.n, look.w);
+  if (next === null) return undefined;
+  event.preventDefault();
+  hovered = null;
+  const [y, x] = place(look, next);
+  return set({ patch: `${Math.floor(y * looks[0].h)},${Math.floor(x * looks[0].w)}` });
+}
+
+function stop() {
+  clearInterval(timer);
+  timer = null;
+  $("play").classList.remove("playing");
+  $("play-word").textContent = "Play";
+}
+
+function play() {
+  if (timer !== null) return stop();
+  $("play").classList.add("playing");
+  $("play-word").textContent = "Pause";
+  const step = () => looks.length && set({ layer: (layerOf(looks[0]) + 1) % looks[0].model.depth });
+  timer = setInterval(step, 550);
+  return step();
+}
+
+// --- wiring ------------------------------------------------------------------------------------------
+
+function wire() {
+  $("file").addEventListener("change", (event) => {
+    const [file] = event.target.files;
+    event.target.value = "";
+    if (file) quietly(open(file));
+  });
+  for (const [name, words] of Object.entries(EXAMPLES)) {
+    const image = el("img", { src: `/static/example-${name}.webp`, alt: words, width: "320", height: "320" });
+    const button = el("button", { type: "button", title: words, "aria-pressed": "false", onclick: () => quietly(openExample(name)) }, image);
+    button.dataset.name = name;
+    $("examples").append(button);
+  }
+  let inside = 0;
+  const veil = (on) => $("veil").classList.toggle("on", on);
+  addEventListener("dragenter", (event) => event.dataTransfer?.types.includes("Files") && veil(++inside > 0));
+  addEventListener("dragleave", () => inside && veil(--inside > 0));
+  addEventListener("dragover", (event) => event.preventDefault());
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    veil(Boolean((inside = 0)));
+    const [file] = event.dataTransfer.files;
+    if (file) quietly(open(file));
+  });
+  addEventListener("paste", (event) => {
+    const file = [...event.clipboardData.files][0];
+    if (file) quietly(open(file));
+  });
+  $("methods").addEventListener("change", (event) => set({ method: event.target.value }));
+  $("class").addEventListener("change", (event) => set({ class: event.target.value }));
+  $("other").addEventListener("change", (event) => set({ other: event.target.value }));
+  $("versus").addEventListener("change", (event) => {
+    const versus = event.target.value;
+    set(versus === "class" && !byClass() ? { versus, method: "relevance" } : { versus });
+  });
+  $("strength").addEventListener("input", (event) => set({ strength: event.target.value }));
+  $("grid").addEventListener("change", (event) => set({ grid: event.target.checked ? 1 : 0 }));
+  $("smooth").addEventListener("change", (event) => set({ smooth: event.target.checked ? 1 : 0 }));
+  $("play").addEventListener("click", play);
+  tabs.forEach((name, i) => {
+    $(`tab-${name}`).addEventListener("click", () => set({ tab: name }));
+    $(`tab-${name}`).addEventListener("keydown", (event) => {
+      const next = movedBy(event.key, i, tabs.length);
+      if (next === null) return;
+      event.preventDefault();
+      set({ tab: tabs[next] });
+      $(`tab-${tabs[next]}`).focus();
+    });
+  });
+  wireTheme();
+  onChange((changes) => {
+    if (changes.method && looks.length) looks.forEach((look) => look.model.explainable && quietly(look.ahead(state.method, layerOf(look))));
+    render();
+  });
+}
+
+function wireTheme() {
+  const themes = ["", "light", "dark"];
+  const names = { "": "System theme", light: "Light theme", dark: "Dark theme" };
+  const show = () => {
+    $("theme").textContent = names[document.documentElement.dataset.theme ?? ""];
+  };
+  $("theme").addEventListener("click", () => {
+    const next = themes[(themes.indexOf(document.documentElement.dataset.theme ?? "") + 1) % themes.length];
+    if (next) document.documentElement.dataset.theme = next;
+    else delete document.documentElement.dataset.theme;
+    try {
+      localStorage.setItem("vitkit-theme", next);
+    } catch { /* no storage: for this visit only */ }
+    show();
+  });
+  show();
+}
+
+function introduce() {
+  for (const model of models) {
+    const size = model.explainable ? `${short(model.params)} parameters, ${model.depth} layers, ${model.runtime}` : `${short(model.params)} parameters, ${model.runtime}`;
+    $("chips").append(el("li", { title: model.notes.join("; ") }, el("b", {}, model.name), el("small", {}, size)));
+  }
+  document.title = `${models.map((model) => model.name).join(" and ")} · vitkit`;
+  if (models.length < 2) $("versus").querySelector('[value="model"]').remove();
+  if (!models[0].classes.length || !models[0].explainable) $("versus").querySelector('[value="class"]').remove();
+  paint($("scale"), Float32Array.from({ length: 256 }, (_, i) => i), 1, 256, 0, 255);
+}
+
+async function start() {
+  readAddress();
+  await loadColours();
+  models.push(await get("model"));
+  for (const name of models[0].models.slice(1)) models.push(await get("model", { model: name }));
+  introduce();
+  wire();
+  if (state.versus === "model" && models.length < 2) state.versus = "";
+  const asked = state.example in EXAMPLES ? state.example : models[0].channels === 1 ? "three" : "cat";
+  const kept = { class: state.class, other: state.other, patch: state.patch };
+  render();
+  await openExample(asked);
+  set(kept); // a new picture forgets them; the first one is what the address speaks of
+  document.documentElement.dataset.ready = "true";
+}
+
+quietly(start());

@@ -1,0 +1,47 @@
+// A row of small maps to choose from: layers, or heads. A radio group for keyboard and screen reader.
+
+import { highest, paint } from "./colours.js";
+import { el, movedBy } from "./dom.js";
+
+export class Strip {
+  constructor(parent, pick) {
+    this.parent = parent;
+    this.pick = pick;
+    this.buttons = [];
+    parent.addEventListener("keydown", (event) => {
+      const index = movedBy(event.key, this.selected, this.buttons.length);
+      if (index === null) return;
+      event.preventDefault();
+      pick(index);
+      this.buttons[index].focus();
+    });
+  }
+
+  // `labels` are short words, `names` what is read aloud, `maps` N values each (null: keep what is drawn).
+  show(labels, names, maps, h, w, selected) {
+    if (this.names?.join() !== names.join()) this.#build(labels, names);
+    this.selected = selected;
+    this.buttons.forEach((button, i) => {
+      button.setAttribute("aria-checked", String(i === selected));
+      button.tabIndex = i === selected ? 0 : -1;
+      if (maps[i]) paint(button.firstChild, maps[i], h, w, 0, highest(maps[i]));
+    });
+  }
+
+  #build(labels, names) {
+    this.names = names;
+    this.buttons = names.map((name, i) =>
+      el("button", { role: "radio", type: "button", "aria-label": name, title: name, onclick: () => this.pick(i) },
+        el("canvas", { width: 1, height: 1, "aria-hidden": "true" }), labels[i]));
+    this.parent.replaceChildren(...this.buttons);
+  }
+
+  reveal() {
+    const button = this.buttons[this.selected];
+    if (!button) return;
+    const [left, right] = [button.offsetLeft - this.parent.offsetLeft, this.parent.clientWidth];
+    if (left < this.parent.scrollLeft || left + button.offsetWidth > this.parent.scrollLeft + right) {
+      this.parent.scrollLeft = left - right / 2;
+    }
+  }
+}
