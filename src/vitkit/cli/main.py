@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from vitkit import __version__
-from vitkit.cli import checkpoints, data, demo, evaluate, explain, model, serve, train
+from vitkit.cli import checkpoints, data, demo, evaluate, explain, model, serve, study, train
 from vitkit.errors import VitkitError
 
 app = typer.Typer(
@@ -50,6 +50,7 @@ app.command("train")(train.train)
 app.command("replay")(train.replay)
 app.command("evaluate")(evaluate.evaluate)
 app.command("explain")(explain.explain)
+app.command("study")(study.study)
 app.command("serve")(serve.serve)
 
 

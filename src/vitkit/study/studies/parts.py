@@ -1,0 +1,266 @@
+"""Parts of the model that can be chosen: `positions`, `pooling`, `patch-size`, `depth-width`, `dropout`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vitkit.explain.figures.style import COLOURS, new_figure
+from vitkit.model.config import ViTConfig
+from vitkit.study.draw import ROW, accuracies, dot_figure, dots, line, note, plain
+from vitkit.study.numbers import compare, points, sentence
+from vitkit.study.table import Arm, Finding, Row, Setting, Study, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SAME = "the same steps, pictures and order; multiply-adds as stated in the table"
+
+# --- positions ---------------------------------------------------------------------------------------
+
+KINDS = {
+    "none": "none",
+    "1-D learned": "learned",
+    "2-D learned": "learned-2d",
+    "relative": "relative",
+    "sin-cos": "sincos-2d",
+    "RoPE": "rope-2d",
+}
+
+
+def _find_positions(table: Table) -> Finding:
+    none = table.gap("none", "1-D learned")
+    kinds = [k for k in KINDS if k != "none"]
+    best, worst = table.best(kinds), table.worst(kinds)
+    among = table.gap(best, worst)
+    if none.covers_zero:
+        headline = "Without positions: no difference seen"
+    else:
+        headline = f"Without positions: {points(none.mean)} points {'more' if none.mean > 0 else 'fewer'}"
+    holds = not none.covers_zero and none.mean < 0
+    first = f"{compare('no position encoding', 'learned 1-D positions', none)}, "
+    first += "as in the paper (5-shot ImageNet: 61.4 against 64.2)" if holds else "unlike the paper (61.4 against 64.2)"
+    second = f"of the five kinds {best} is best and {worst} is worst: {compare(best, worst, among)}, "
+    second += (
+        "as in the paper, where the kinds are alike" if among.covers_zero else "while in the paper the kinds are alike"
+    )
+    return Finding(headline, (sentence(first), sentence(second)))
+
+
+POSITIONS = Study(
+    name="positions",
+    question="Do position encodings matter, and which?",
+    varies="none, 1-D, 2-D, relative, sin-cos, RoPE",
+    claim="none is worse, the kinds are alike",
+    fair=SAME,
+    arms=lambda s: [Arm(name, s.vit(positions=kind)) for name, kind in KINDS.items()],
+    find=_find_positions,
+    draw=plain,
+    reference="1-D learned",
+)
+
+# --- pooling -----------------------------------------------------------------------------------------
+
+
+def _pooled(s: Setting) -> list[Arm]:
+    return [
+        Arm("class token", s.vit()),
+        Arm("mean", s.vit(pooling="mean", class_token=False)),
+        Arm("MAP", s.vit(pooling="map", class_token=False)),
+    ]
+
+
+def _find_pooling(table: Table) -> Finding:
+    mean = table.gap("mean", "class token")
+    probe = table.gap("MAP", "class token")
+    if mean.covers_zero:
+        headline = "Class token or mean: no difference seen"
+    else:
+        headline = f"Mean pooling: {points(mean.mean)} points {'more' if mean.mean > 0 else 'fewer'} than a class token"
+    rates = f"at learning rates of their own ({_rate(table['mean'])} and {_rate(table['class token'])})"
+    first = f"{rates} {compare('mean pooling', 'a class token', mean)}, "
+    agrees = "as in the paper, where both work alike once each has its own rate"
+    first += agrees if mean.covers_zero else "while in the paper both work alike once each has its own rate"
+    second = f"attention pooling (MAP): {compare('MAP', 'a class token', probe)}"
+    return Finding(headline, (sentence(first), sentence(second)))
+
+
+def _rate(row: Row) -> str:
+    return "?" if row.lr is None else f"{row.lr:g}"
+
+
+POOLING = Study(
+    name="pooling",
+    question="Class token or mean over the patches?",
+    varies="cls, mean, map; each at its own best learning rate",
+    claim="a class token and the mean work alike, but want different learning rates",
+    fair=SAME,
+    arms=_pooled,
+    find=_find_pooling,
+    draw=plain,
+    reference="class token",
+)
+
+# --- patch-size --------------------------------------------------------------------------------------
+
+
+def _patches(s: Setting) -> list[Arm]:
+    sizes = {8: (1, 2, 4, 8), 28: (2, 4, 7, 14)}.get(s.side, (2, 4, 8, 16))
+    arms = []
+    for size in sizes:
+        config = s.vit(patch_size=size, width=32, depth=2)
+        arms.append(Arm(f"patch {size}", config, about={"patch": size, "tokens": config.tokens}))
+    return arms
+
+
+def _find_patch(table: Table) -> Finding:
+    fine, coarse = table.rows[0], table.rows[-1]
+    best = table.best([row.name for row in table.rows])
+    found = table.gap(fine.name, coarse.name)
+    cost = fine.macs / max(1, coarse.macs)
+    next_best = table.gap(best, coarse.name)
+    ranked = f"{best} ({table[best].about['tokens']} tokens) is best here"
+    if found.covers_zero:
+        headline = f"{fine.name.capitalize()} against {coarse.name}: no difference seen at {cost:.0f} times the cost"
+    else:
+        more = "more" if found.mean > 0 else "fewer"
+        headline = f"{fine.name.capitalize()}: {points(found.mean)} points {more} than {coarse.name}, at {cost:.0f} times the cost"
+    first = f"{compare(fine.name, coarse.name, found)}, at {cost:.0f} times the multiply-adds"
+    second = f"{ranked}: {compare(best, coarse.name, next_best)}, at {table[best].macs / max(1, coarse.macs):.1f} times the cost"
+    return Finding(headline, (sentence(first), sentence(second)))
+
+
+def _draw_patch(table: Table) -> Figure:
+    figure = new_figure(3.2)
+    axes = figure.subplots()
+    x = [row.macs / 1e6 for row in table.rows]
+    line(axes, x, accuracies(table.rows), 0, "")
+    means = accuracies(table.rows).mean(axis=0)
+    for row, place, mean in zip(table.rows, x, means, strict=True):
+        note(axes, place, mean, f"{row.name}\n{row.about['tokens']} tokens")
+    axes.set_xscale("log")
+    axes.margins(x=0.12, y=0.28)
+    axes.set_xlabel("million multiply-adds per picture (logarithmic)")
+    axes.set_ylabel("test accuracy, %")
+    axes.grid(axis="y")
+    return figure
+
+
+PATCH_SIZE = Study(
+    name="patch-size",
+    question="How do tokens trade against accuracy and cost?",
+    varies="patches from coarse to fine at fixed width",
+    claim="smaller patches give more tokens, more cost and more accuracy",
+    fair="the same steps, pictures and order; the cost differs and is the point",
+    arms=_patches,
+    find=_find_patch,
+    draw=_draw_patch,
+    reference="",
+)
+
+# --- depth-width -------------------------------------------------------------------------------------
+
+DEPTHS = (1, 2, 3, 6)
+
+
+def _macs(config: ViTConfig) -> int:
+    """patches + depth (4 T D^2 + 2 T^2 D + 2 T D M) + head: enough to find a width."""
+    t, d = config.tokens, config.width
+    values = config.patch_size[0] * config.patch_size[1] * config.channels
+    block = 4 * t * d * d + 2 * t * t * d + 2 * t * d * config.mlp_width
+    return (t - 1) * values * d + config.depth * block + d * config.classes
+
+
+def _shapes(s: Setting) -> list[Arm]:
+    goal = _macs(s.vit())
+    arms = []
+    for depth in DEPTHS:
+        made = [s.vit(depth=depth, width=width) for width in range(16, 161, 4)]
+        config = min(made, key=lambda c: abs(_macs(c) - goal))
+        arms.append(Arm(f"{depth} x {config.width}", config, about={"depth": depth, "width": config.width}))
+    return arms
+
+
+def _find_shape(table: Table) -> Finding:
+    names = [row.name for row in table.rows]
+    best, worst, shallow = table.best(names), table.worst(names), names[0]
+    found, rest = table.gap(best, worst), [n for n in names if n != best]
+    second_best = table.best(rest)
+    if found.covers_zero:
+        headline = "Deep or wide at equal cost: no difference seen"
+    else:
+        headline = f"At equal cost {best} (depth x width) beats {worst} by {points(found.mean)} points"
+    first = f"at equal multiply-adds {compare(f'depth x width {best}', worst, found)}"
+    slow = table.rows[-1].seconds / max(1e-9, table[shallow].seconds)
+    second = (
+        f"the next best is {second_best}: {compare(best, second_best, table.gap(best, second_best))}; "
+        f"equal multiply-adds are not equal time: {names[-1]} takes {slow:.1f} times as long as {shallow}"
+    )
+    return Finding(headline, (sentence(first), sentence(second)))
+
+
+DEPTH_WIDTH = Study(
+    name="depth-width",
+    question="How to spend a budget: deep or wide?",
+    varies="depth 1 to 6 with the width that keeps the multiply-adds equal",
+    claim="depth helps more than width, with diminishing returns",
+    fair="equal multiply-adds per picture within a tenth, the same steps, pictures and order",
+    arms=_shapes,
+    find=_find_shape,
+    draw=lambda table: dot_figure(table.rows, [f"{r.about['depth']} layers of {r.about['width']}" for r in table.rows]),
+    reference="3 x 48",
+)
+
+# --- dropout -----------------------------------------------------------------------------------------
+
+RATES = (0.0, 0.1, 0.3)
+PARTS = {"1/16": 1 / 16, "all": 1.0}
+
+
+def _dropped(s: Setting) -> list[Arm]:
+    return [
+        Arm(f"{rate:g}, {label}", s.vit(dropout=rate), share=share, about={"rate": rate, "share": label})
+        for label, share in PARTS.items()
+        for rate in RATES
+    ]
+
+
+def _find_dropout(table: Table) -> Finding:
+    clauses, heads = [], []
+    for label, of in (("1/16", "1/16 of the pictures"), ("all", "all of them")):
+        names = [f"{rate:g}, {label}" for rate in RATES if rate]
+        best = table.best(names)
+        found = table.gap(best, f"0, {label}")
+        rate = best.split(",")[0]
+        clauses.append(f"with {of} {compare(f'dropout {rate}', 'none', found)}")
+        helped = "helps" if found.mean > 0 else "hurts"
+        heads.append("no difference seen" if found.covers_zero else f"{helped} by {points(found.mean)} points")
+    headline = f"Dropout, few pictures: {heads[0]}; all: {heads[1]}"
+    return Finding(headline, (sentence(clauses[0]), sentence(clauses[1])))
+
+
+def _draw_dropout(table: Table) -> Figure:
+    figure = new_figure(ROW * len(table.rows) + 1.3)
+    panels = figure.subplots(2, 1)
+    for number, (axes, label) in enumerate(zip(panels, PARTS, strict=True)):
+        rows = table.where(share=label)
+        dots(axes, rows, [f"dropout {row.about['rate']:g}" for row in rows], [number] * len(rows))
+        axes.set_title("all of the pictures" if label == "all" else f"{label} of the pictures", loc="left")
+    panels[0].set_xlabel("")
+    return figure
+
+
+DROPOUT = Study(
+    name="dropout",
+    question="Does dropout help a short training?",
+    varies="dropout 0, 0.1 and 0.3 on few and on all pictures",
+    claim="the paper drops 0.1 when it trains on ImageNet alone, and nothing on larger sets",
+    fair=SAME,
+    arms=_dropped,
+    find=_find_dropout,
+    draw=_draw_dropout,
+    reference="0, all",
+)
+
+__all__ = ["COLOURS", "DEPTH_WIDTH", "DROPOUT", "PATCH_SIZE", "POOLING", "POSITIONS", "np"]
