@@ -42,7 +42,15 @@ def test_a_run_learns_and_writes_everything_down(short: dict) -> None:
     out = Path(short["out"])
     assert result.best["top1"] > 0.9
     assert result.steps == 24
-    for name in ("config.json", "log.jsonl", "model.safetensors", "best.safetensors", "bad-files.csv", "result.json"):
+    for name in (
+        "config.json",
+        "log.jsonl",
+        "model.safetensors",
+        "best.safetensors",
+        "bad-files.csv",
+        "curves.png",
+        "result.json",
+    ):
         assert (out / name).exists(), name
     assert len(list((out / "checkpoints").glob("step-*"))) == 1
     about = json.loads((out / "config.json").read_text())

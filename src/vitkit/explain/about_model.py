@@ -120,7 +120,7 @@ def _reach_finding(reach: AttentionReach) -> str:
 def training(subject: Subject) -> list[Section]:
     made = []
     if subject.run is not None:
-        made.append(_curves(read_log(subject.run)))
+        made.append(curves_of(read_log(subject.run)))
     sample = subject.sample
     if sample.labels is not None and len(sample) and subject.has_classifier:
         probability = probabilities(subject.model, sample.images).numpy()
@@ -130,7 +130,7 @@ def training(subject: Subject) -> list[Section]:
     return made
 
 
-def _curves(curves: Curves) -> Section:
+def curves_of(curves: Curves) -> Section:
     name = next((n for n in curves if "top1" in n or "accuracy" in n), None)
     if name is not None:
         values = curves[name][1]

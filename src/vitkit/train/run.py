@@ -17,7 +17,7 @@ from torch import nn
 
 from vitkit.checkpoints.write import replacing
 from vitkit.data import open_data
-from vitkit.errors import ConfigError, TrainError
+from vitkit.errors import ConfigError, MissingPackage, TrainError
 from vitkit.train import world as worlds
 from vitkit.train.config import TrainConfig
 from vitkit.train.loop import Loop, Result, Watcher
@@ -62,6 +62,7 @@ def train(
         parts.loader.close()
         if world.first:
             _write_result(result)
+            _draw_curves(result.out, watcher)
         return result
     finally:
         worlds.leave()
@@ -117,3 +118,17 @@ def _write_result(result: Result) -> None:
     about = {k: v for k, v in vars(result).items() if k != "out"}
     with replacing(result.out / "result.json") as file:
         file.write(json.dumps(about, indent=2).encode())
+
+
+def _draw_curves(out: Path, watcher: Watcher) -> None:
+    """`curves.png`, where matplotlib is installed."""
+    from vitkit.explain.about_model import curves_of
+    from vitkit.explain.figures.style import save_png, styled
+    from vitkit.explain.training import read_log
+
+    section = curves_of(read_log(out))
+    try:
+        with styled():
+            save_png(section.draw(), out / "curves.png", section.finding, section.alt)
+    except MissingPackage as e:
+        watcher.note(f"no curves.png: {e}")

@@ -112,9 +112,7 @@ def save(figure: Figure, stem: Path, title: str, alt: str) -> str:
 
     The figure is drawn once for each format: drawing takes far longer than everything else.
     """
-    freeze(figure)
-    lines = textwrap.wrap(title, 58)
-    _save_png(figure, stem.with_suffix(".png"), lines, {"Title": title, "Description": alt})
+    lines = save_png(figure, stem.with_suffix(".png"), title, alt)
     svg = _bare_svg(figure)
     stem.with_suffix(".svg").write_text(_titled_svg(svg, lines, title, alt), encoding="utf-8")
     return svg
@@ -137,20 +135,24 @@ def _pixels(figure: Figure) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., :3]
 
 
-def _save_png(figure: Figure, path: Path, lines: list[str], about: dict[str, str]) -> None:
+def save_png(figure: Figure, path: Path, title: str, alt: str) -> list[str]:
+    """The figure with its finding above it; returns the lines of the title."""
     from matplotlib.figure import Figure
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
+    freeze(figure)
+    lines = textwrap.wrap(title, 58)
     heading = Figure(figsize=(WIDTH, LINE_HEIGHT * len(lines) + 0.1))
     heading.text(0, 0.99, "\n".join(lines), va="top", fontsize=11, fontweight="bold", color=INK)
     whole = np.concatenate([_pixels(heading), _pixels(figure)])
     margin = round(MARGIN * DPI)
     whole = np.pad(whole, ((margin, margin), (margin, margin), (0, 0)), constant_values=255)
     info = PngInfo()
-    for key, value in about.items():
-        info.add_itxt(key, value)
+    info.add_itxt("Title", title)
+    info.add_itxt("Description", alt)
     Image.fromarray(whole).save(path, pnginfo=info, dpi=(DPI, DPI))
+    return lines
 
 
 def _bare_svg(figure: Figure) -> str:
