@@ -27,7 +27,9 @@ def curve(points: Sequence[Point], steps: int = 60) -> list[Point]:
     out = []
     for a, b, c, d in zip(p, p[1:], p[2:], p[3:], strict=False):
         for t in np.linspace(0, 1, steps, endpoint=False):
-            out.append(0.5 * (2 * b + (c - a) * t + (2 * a - 5 * b + 4 * c - d) * t**2 + (3 * b - a - 3 * c + d) * t**3))
+            out.append(
+                0.5 * (2 * b + (c - a) * t + (2 * a - 5 * b + 4 * c - d) * t**2 + (3 * b - a - 3 * c + d) * t**3)
+            )
     return [tuple(q * SIDE * FINE) for q in [*out, p[-1]]]
 
 
@@ -62,7 +64,9 @@ def finish(image: Image.Image, grain: float = 4.0, vignette: float = 0.18) -> Im
     return Image.fromarray((pixels + noise).clip(0, 255).astype(np.uint8))
 
 
-def glow(image: Image.Image, x: float, y: float, size: float, colour: tuple[int, int, int], power: float) -> Image.Image:
+def glow(
+    image: Image.Image, x: float, y: float, size: float, colour: tuple[int, int, int], power: float
+) -> Image.Image:
     v, u = np.mgrid[0 : 1 : SIDE * FINE * 1j, 0 : 1 : SIDE * FINE * 1j]
     light = power * np.exp(-((u - x) ** 2 + (v - y) ** 2) / size**2)[..., None]
     pixels = np.asarray(image) * (1 - light) + np.array(colour) * light
@@ -70,11 +74,11 @@ def glow(image: Image.Image, x: float, y: float, size: float, colour: tuple[int,
 
 
 def digit(strokes: Sequence[Sequence[Point]]) -> Image.Image:
-    """White ink on black, as in the classic sets."""
+    """White ink on black, from top to bottom, as in the classic sets."""
     image = Image.new("RGB", (SIDE * FINE, SIDE * FINE), "black")
     pen = Pen(image)
     for points in strokes:
-        pen.stroke(points, 0.105, "white")
+        pen.stroke([(x, 0.5 + 1.15 * (y - 0.5)) for x, y in points], 0.12, "white")
     return finish(image.filter(ImageFilter.GaussianBlur(5 * FINE)), grain=0, vignette=0)
 
 
@@ -145,7 +149,9 @@ def boat() -> Image.Image:
 def flower() -> Image.Image:
     image = glow(sky((150, 200, 236), (214, 232, 226)), 0.15, 0.1, 0.45, (255, 250, 220), 0.7)
     pen = Pen(image)
-    pen.shape([(-0.2, 0.84), (0.3, 0.76), (0.7, 0.82), (1.2, 0.74), (1.2, 1.3), (-0.2, 1.3)], (92, 148, 72), smooth=True)
+    pen.shape(
+        [(-0.2, 0.84), (0.3, 0.76), (0.7, 0.82), (1.2, 0.74), (1.2, 1.3), (-0.2, 1.3)], (92, 148, 72), smooth=True
+    )
     pen.stroke([(0.5, 0.5), (0.49, 0.75), (0.53, 1.05)], 0.035, (62, 118, 50))
     pen.shape([(0.5, 0.82), (0.66, 0.66), (0.84, 0.68), (0.7, 0.8)], (74, 138, 58), smooth=True)
     pen.shape([(0.5, 0.88), (0.36, 0.74), (0.2, 0.77), (0.32, 0.87)], (66, 126, 52), smooth=True)

@@ -19,10 +19,16 @@ def scale(name: str = "magma") -> np.ndarray:
     return np.stack([np.interp(np.linspace(0, 1, 256), at, column) for column in np.transpose(stops)], axis=1) / 255
 
 
+def levels(values: np.ndarray) -> np.ndarray:
+    """From the least (0) to the most (1). What is alike everywhere is all 0: noise must not look like a finding."""
+    least, most = float(values.min()), float(values.max())
+    return (values - least) / (most - least) if most - least > 1e-3 * abs(most) else np.zeros_like(values)
+
+
 def overlay(picture: np.ndarray, values: np.ndarray, strength: float) -> np.ndarray:
-    """A picture (H W 3 uint8) under a map (h w, not negative): 0 shows the picture alone, 1 the map most."""
+    """A picture (H W 3 uint8) under a map (h w): strength 0 shows the picture alone, 1 the map most."""
     base = enlarged(picture) / 255
-    level = stretched(values / max(float(values.max()), 1e-12), base.shape[:2]).clip(0, 1)
+    level = stretched(levels(values), base.shape[:2]).clip(0, 1)
     colour = scale()[(level * 255).round().astype(int)]
     grey = base @ np.array([0.299, 0.587, 0.114])
     base = base + strength * (grey[..., None] - base)

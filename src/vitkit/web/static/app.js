@@ -1,7 +1,7 @@
 // The page: which picture, what is shown of it, and the parts that show it.
 
 import { Refused, explain, fromDataUrl, get, post } from "./api.js";
-import { highest, loadColours, paint } from "./colours.js";
+import { loadColours, paint } from "./colours.js";
 import { $, bar, el, movedBy, percent, short } from "./dom.js";
 import { Look } from "./look.js";
 import * as panels from "./panels.js";
@@ -162,16 +162,19 @@ function showStage(stage, view, two) {
   else if (!look.model.explainable) stage.words.textContent = "This model has no attention to look at.";
 }
 
+const strongest = (values) => values.reduce((best, value, i) => (value > values[best] ? i : best), 0);
+
 function describe(look, { layer, head, patch, method }, values, pointed) {
   const name = (index) => `row ${Math.floor(index / look.w) + 1}, column ${(index % look.w) + 1}`;
   if (byClass()) {
-    const total = values.reduce((a, b) => a + b, 0) || 1;
-    const at = pointed ?? values.indexOf(highest(values));
+    const total = values.reduce((a, b) => a + b, 0);
+    if (!total) return ["Nothing in the picture speaks for this class: the map is zero everywhere."];
+    const at = pointed ?? strongest(values);
     return [pointed === null ? "Most at " : "", el("b", {}, name(at)), `: ${percent(values[at] / total)} of the whole map`];
   }
   const who = patch === null ? (look.model.pooling === "cls" ? "The class token" : "The output") : name(patch);
   const where = method === "rollout" ? `up to layer ${layer + 1}` : `in layer ${layer + 1}, ${head === "mean" ? "mean of the heads" : `head ${Number(head) + 1}`}`;
-  const most = values.indexOf(highest(values));
+  const most = strongest(values);
   return [el("b", {}, `${who[0].toUpperCase()}${who.slice(1)}`), ` looks most at ${most === patch ? "itself" : name(most)} (${percent(values[most])}) ${where}`];
 }
 

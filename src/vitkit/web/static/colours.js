@@ -31,8 +31,12 @@ export function paint(canvas, values, height, width, low, high, name = "magma") 
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-export function highest(values) {
-  let most = 0;
-  for (const value of values) if (value > most) most = value;
-  return most;
+// The least and the most of a map. A map that is alike everywhere is all "least": noise must not look like a finding.
+export function range(values) {
+  let [least, most] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < least) least = value;
+    if (value > most) most = value;
+  }
+  return most - least > 1e-3 * Math.abs(most) ? [least, most] : [most, most + 1];
 }

@@ -107,31 +107,37 @@ function offsets(model, values) {
 
 // --- attention distance ------------------------------------------------------------------------------
 
+// 1, 2 or 5 times a power of ten, not below `least`.
+function niceStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= least);
+}
+
 export function distance(model, found, values, go) {
   const [layers, heads] = found.shape;
-  const [width, height, left, bottom, top] = [760, 340, 46, 40, 14];
-  const most = Math.max(found.even, ...values) * 1.08;
-  const x = (layer) => left + ((layer + 0.5) / layers) * (width - left - 14);
+  const [width, height, left, right, bottom, top] = [820, 330, 46, 92, 40, 14];
+  const step = niceStep(Math.max(found.even, ...values) / 4);
+  const most = step * Math.ceil(Math.max(found.even, ...values) / step);
+  const x = (layer) => left + ((layer + 0.5) / layers) * (width - left - right);
   const y = (pixels) => height - bottom - (pixels / most) * (height - bottom - top);
   const chart = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Mean attention distance by layer and head" });
-  for (let i = 0; i <= 4; i++) {
-    const value = (most * i) / 4;
-    chart.append(svg("line", { class: "axis", x1: left, x2: width - 8, y1: y(value), y2: y(value) }),
-      svg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(most < 20 ? 1 : 0)));
+  for (let value = 0; value <= most + step / 2; value += step) {
+    chart.append(svg("line", { class: "axis", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
+      svg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, String(Number(value.toPrecision(3)))));
   }
   const every = Math.ceil(layers / 16);
   for (let layer = 0; layer < layers; layer += every) {
     chart.append(svg("text", { x: x(layer), y: height - bottom + 18, "text-anchor": "middle" }, String(layer + 1)));
   }
-  chart.append(svg("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, "layer"),
-    svg("line", { class: "even", x1: left, x2: width - 8, y1: y(found.even), y2: y(found.even) }),
-    svg("text", { class: "even-word", x: width - 10, y: y(found.even) - 6, "text-anchor": "end" }, "spread evenly"));
+  chart.append(svg("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, "layer"),
+    svg("line", { class: "even", x1: left, x2: width - right, y1: y(found.even), y2: y(found.even) }),
+    svg("text", { class: "even-word", x: width - right + 8, y: y(found.even) + 4 }, "spread evenly"));
   const means = Array.from({ length: layers }, (_, l) => values.slice(l * heads, (l + 1) * heads).reduce((a, b) => a + b, 0) / heads);
   chart.append(svg("polyline", { class: "mean", points: means.map((m, l) => `${x(l)},${y(m)}`).join(" ") }));
   const dots = [...values].map((value, i) => {
     const [layer, head] = [Math.floor(i / heads), i % heads];
     const name = `Layer ${layer + 1}, head ${head + 1}: ${value.toFixed(1)} pixels. Show it on the picture`;
-    const spread = ((head + 0.5) / heads - 0.5) * Math.min(26, (width - left) / layers * 0.6);
+    const spread = ((head + 0.5) / heads - 0.5) * Math.min(34, ((width - left - right) / layers) * 0.62);
     const dot = svg("circle", { class: "dot", cx: x(layer) + spread, cy: y(value), r: 6, role: "button", tabindex: i ? -1 : 0, "aria-label": name }, svg("title", {}, name));
     dot.addEventListener("click", () => go(layer, head));
     dot.addEventListener("keydown", (event) => {

@@ -1,6 +1,6 @@
 // The picture under a map, with its patches: drawn on a canvas, pointed at with mouse, finger or keys.
 
-import { scale, highest } from "./colours.js";
+import { range, scale } from "./colours.js";
 import { el } from "./dom.js";
 
 const FINEST = 720; // pixels that are blended along the longer side
@@ -47,7 +47,7 @@ export class Stage {
     if (!this.look) return;
     const { width, height } = this.look.bitmap;
     const room = this.frame.clientWidth || 300;
-    const tall = Math.max(260, Math.min(760, window.innerHeight * 0.68));
+    const tall = Math.max(260, Math.min(700, window.innerHeight * 0.6));
     const shown = Math.round(Math.min(room, (tall * width) / height));
     const ratio = Math.min(window.devicePixelRatio || 1, FINEST / Math.max(shown, (shown * height) / width));
     const fine = Math.max(16, Math.round(shown * ratio));
@@ -124,7 +124,7 @@ export function blend(base, values, h, w, strength, smooth) {
   const { width, height } = base;
   const out = new ImageData(width, height);
   const table = scale();
-  const most = Math.max(highest(values), 1e-12);
+  const [least, most] = range(values);
   const across = places(width, w, smooth);
   const down = places(height, h, smooth);
   for (let y = 0, i = 0; y < height; y++) {
@@ -134,7 +134,7 @@ export function blend(base, values, h, w, strength, smooth) {
       const [a, b, u] = [across.first[x], across.second[x], across.share[x]];
       const upper = values[top + a] + u * (values[top + b] - values[top + a]);
       const lower = values[bottom + a] + u * (values[bottom + b] - values[bottom + a]);
-      const level = Math.max(0, Math.min(1, (upper + v * (lower - upper)) / most));
+      const level = Math.max(0, Math.min(1, (upper + v * (lower - upper) - least) / (most - least)));
       const cover = strength * (0.35 + 0.65 * level);
       const k = 3 * Math.round(level * 255);
       const grey = 0.299 * base.data[i] + 0.587 * base.data[i + 1] + 0.114 * base.data[i + 2];

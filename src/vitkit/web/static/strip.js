@@ -1,6 +1,6 @@
 // A row of small maps to choose from: layers, or heads. A radio group for keyboard and screen reader.
 
-import { highest, paint } from "./colours.js";
+import { paint, range } from "./colours.js";
 import { el, movedBy } from "./dom.js";
 
 export class Strip {
@@ -24,7 +24,7 @@ export class Strip {
     this.buttons.forEach((button, i) => {
       button.setAttribute("aria-checked", String(i === selected));
       button.tabIndex = i === selected ? 0 : -1;
-      if (maps[i]) paint(button.firstChild, maps[i], h, w, 0, highest(maps[i]));
+      if (maps[i]) paint(button.firstChild, maps[i], h, w, ...range(maps[i]));
     });
   }
 
