@@ -12,6 +12,7 @@ LAYERS = [  # lower lines may be imported by higher ones; siblings on one line d
     {"cli", "__main__"},
     {"web"},
     {"study"},
+    {"plan"},
     {"train"},
     {"predict"},
     {"explain", "runtime"},

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from vitkit import __version__
-from vitkit.cli import checkpoints, data, demo, evaluate, explain, model, serve, study, train
+from vitkit.cli import checkpoints, data, demo, evaluate, explain, model, plan, serve, study, train
 from vitkit.errors import VitkitError
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ app.command("summary")(model.summary)
 app.command("inspect")(checkpoints.inspect)
 app.command("convert")(checkpoints.convert)
 app.add_typer(data.app, name="data")
+app.command("plan")(plan.plan)
 app.command("train")(train.train)
 app.command("replay")(train.replay)
 app.command("evaluate")(evaluate.evaluate)
