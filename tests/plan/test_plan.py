@@ -180,10 +180,10 @@ def settings(name, **changes):
     return train_config(complete(Setup(name, optimizer=optimizer, **changes)))
 def kilobytes(key):
     return int(Path("/proc/self/status").read_text().split(key)[1].split()[0])
-speed._make_step(zoo.config("mu"), settings("mu"), 1)()  # libraries
+speed.make_step(zoo.config("mu"), settings("mu"), 1)()  # libraries
 gc.collect()
 before = kilobytes("VmRSS:")
-step = speed._make_step(zoo.config(name), settings(name, checkpointing=checkpointing, batch_size=batch), batch)
+step = speed.make_step(zoo.config(name), settings(name, checkpointing=checkpointing, batch_size=batch), batch)
 step()
 Path("/proc/self/clear_refs").write_text("5")
 step()

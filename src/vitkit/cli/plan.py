@@ -92,7 +92,7 @@ def _print(made: Plan) -> None:
     print_(table)
     print_, table = open_table("time and money", "")
     table.add_row("a step", _duration(step.total))
-    table.add_row("pictures a second", f"{made.images_per_second:,.0f}")
+    table.add_row("pictures a second", f"{made.images_per_second:,.{0 if made.images_per_second >= 10 else 2}f}")
     table.add_row("steps", f"{made.steps:,}")
     table.add_row("all steps", _duration(made.hours * 3600))
     if setup.price:

@@ -191,6 +191,8 @@ def advise(made: Plan, config: AnyConfig) -> list[str]:
         lines.append(f"{share:.0%} of each step waits for the network: make the batch larger or use fewer devices")
     if setup.device == "cpu" and made.hours > 24 * 30:
         lines.append("more than a month on this CPU: fine-tune a pretrained checkpoint instead, or plan for a GPU")
+    if setup.device == "cpu" and setup.checkpointing:
+        lines.append("glibc may keep what checkpointing frees: set MALLOC_MMAP_THRESHOLD_=65536 to see it go")
     have = os.cpu_count() or 1
     if setup.device == "cpu" and made.cores > have:
         lines.append(f"reading from JPEG wants {made.cores} cores and this machine has {have}: train with --cache")

@@ -133,7 +133,7 @@ def _probe_batch(config: AnyConfig, train: TrainConfig, wanted: int) -> int:
 
 def _timed(configs: list[AnyConfig], train: TrainConfig, batch: int, seconds: float) -> list[tuple[float, float]]:
     """Seconds of (forward and backward, update) of each; interleaved, the best of several rounds."""
-    steps = [_make_step(config, train, batch) for config in configs]
+    steps = [make_step(config, train, batch) for config in configs]
     best = [(math.inf, math.inf)] * len(steps)
     start, rounds = time.perf_counter(), 0
     while rounds < 3 or time.perf_counter() - start < seconds:
@@ -145,7 +145,8 @@ def _timed(configs: list[AnyConfig], train: TrainConfig, batch: int, seconds: fl
     return best
 
 
-def _make_step(config: AnyConfig, train: TrainConfig, batch: int) -> Callable[[], tuple[float, float]]:
+def make_step(config: AnyConfig, train: TrainConfig, batch: int) -> Callable[[], tuple[float, float]]:
+    """A training step of a model with fresh weights; it returns its seconds of (forward and backward, update)."""
     model = build(config)
     if isinstance(model, ViT):
         model.gradient_checkpointing = train.gradient_checkpointing
