@@ -180,27 +180,35 @@ function describe(look, { layer, head, patch, method }, values, pointed) {
 
 const layerStrip = new Strip($("layer-strip"), (i) => {
   stop();
-  set({ layer: i });
+  set(byClass() ? { class: looks[0].ranked[i].class } : { layer: i });
 });
 const headStrip = new Strip($("head-strip"), (i) => set({ head: i ? i - 1 : "mean" }));
 
 function showStrips(view) {
-  $("strips").hidden = byClass();
-  if (byClass()) return;
   const { look } = view;
   const asked = question(view);
+  $("play").hidden = byClass();
+  $("heads-part").hidden = state.method !== "attention";
+  $("layer-strip").classList.toggle("words", byClass());
+  for (const id of ["layer-strip", "head-strip"]) $(id).classList.toggle("smooth", state.smooth === "1");
+  if (byClass()) {
+    stop();
+    $("layers-title").textContent = "Class";
+    const names = look.ranked.map((rank) => rank.name);
+    const maps = look.ranked.map((rank) => look.map({ ...asked, cls: rank.class }, false));
+    return layerStrip.show(names, names, maps, look.h, look.w, look.ranked.findIndex((rank) => rank.class === view.cls));
+  }
   const { depth, heads } = look.model;
   const layers = Array.from({ length: depth }, (_, i) => i);
   const maps = layers.map((layer) => look.map({ ...asked, layer }, false));
   layerStrip.show(layers.map((i) => String(i + 1)), layers.map((i) => `Layer ${i + 1}`), maps, look.h, look.w, asked.layer);
   layerStrip.reveal();
-  $("heads-part").hidden = state.method === "rollout";
   $("layers-title").textContent = state.method === "rollout" ? "Rolled out up to layer" : "Layer";
   const of = ["mean", ...Array.from({ length: heads }, (_, i) => String(i))];
   const names = of.map((head) => (head === "mean" ? "Mean of the heads" : `Head ${Number(head) + 1}`));
   const labels = of.map((head) => (head === "mean" ? "mean" : String(Number(head) + 1)));
   if (state.method === "attention") headStrip.show(labels, names, of.map((head) => look.map({ ...asked, head }, false)), look.h, look.w, of.indexOf(asked.head));
-  for (const id of ["layer-strip", "head-strip"]) $(id).classList.toggle("smooth", state.smooth === "1");
+  return undefined;
 }
 
 function showRanks() {

@@ -75,8 +75,16 @@ export class Look {
   // Everything that hovering and playing will need, one after the other, the current layer first.
   async ahead(method, first) {
     const { model, n } = this;
+    if (method === "relevance" || method === "gradcam") {
+      for (const rank of this.ranked) {
+        if (this.stop.signal.aborted) return;
+        this.map({ method, cls: rank.class });
+        await this.kept.get(`${method} ${rank.class}`)?.promise;
+      }
+      return;
+    }
     const perLayer = n * n * 4 * (method === "rollout" ? 1 : model.heads);
-    if ((method !== "attention" && method !== "rollout") || this.byHead || perLayer * model.depth > LARGEST_AHEAD) return;
+    if (this.byHead || perLayer * model.depth > LARGEST_AHEAD) return;
     for (let k = 0; k < model.depth && !this.stop.signal.aborted; k++) {
       const layer = (first + k) % model.depth;
       this.map({ method, layer, head: "mean", patch: 0 });

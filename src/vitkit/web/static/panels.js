@@ -56,12 +56,7 @@ function similarity(model, values) {
   const mosaic = el("canvas", { class: "map", tabindex: "0", role: "application", "aria-label": `Position similarity, ${h} by ${w} small maps. Arrow keys choose a patch.` });
   const large = el("canvas", { role: "img" });
   const words = el("figcaption", { role: "status" });
-  const side = [h * (h + 1) - 1, w * (w + 1) - 1];
-  const tiles = new Float32Array(side[0] * side[1]).fill(low);
-  for (let i = 0; i < h; i++) for (let j = 0; j < w; j++) for (let k = 0; k < h; k++) for (let m = 0; m < w; m++) {
-    tiles[(i * (h + 1) + k) * side[1] + j * (w + 1) + m] = values[i][j][k][m];
-  }
-  paint(mosaic, tiles, side[0], side[1], low, 1, "viridis");
+  drawMosaic(mosaic, values, low);
   let chosen = Math.floor(h / 2) * w + Math.floor(w / 2);
   const choose = (index) => {
     chosen = index;
@@ -90,6 +85,22 @@ function similarity(model, values) {
     hint(`Positions are '${model.positions}'. Each small map shows how alike one patch's position is to all others. ` +
       "Point at one to see it large. Rows and columns that light up say that the model knows the plane."),
     el("div", { class: "pair" }, el("figure", {}, mosaic), el("figure", {}, large, words)));
+}
+
+// All the small maps in their places, with a thin gap between them.
+function drawMosaic(mosaic, values, low) {
+  const [h, w] = [values.length, values[0].length];
+  const block = Math.max(1, Math.round(1100 / (Math.max(h, w) * Math.max(h, w)))); // pixels of one value
+  const gap = Math.max(1, Math.round((block * Math.max(h, w)) / 16));
+  mosaic.width = w * (w * block + gap) - gap;
+  mosaic.height = h * (h * block + gap) - gap;
+  const context = mosaic.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  const tile = document.createElement("canvas");
+  values.forEach((row, i) => row.forEach((map, j) => {
+    paint(tile, map.flat(), h, w, low, 1, "viridis");
+    context.drawImage(tile, j * (w * block + gap), i * (h * block + gap), w * block, h * block);
+  }));
 }
 
 function offsets(model, values) {

@@ -9,7 +9,7 @@ export class Strip {
     this.pick = pick;
     this.buttons = [];
     parent.addEventListener("keydown", (event) => {
-      const index = movedBy(event.key, this.selected, this.buttons.length);
+      const index = movedBy(event.key, Math.max(0, this.selected), this.buttons.length);
       if (index === null) return;
       event.preventDefault();
       pick(index);
@@ -19,11 +19,11 @@ export class Strip {
 
   // `labels` are short words, `names` what is read aloud, `maps` N values each (null: keep what is drawn).
   show(labels, names, maps, h, w, selected) {
-    if (this.names?.join() !== names.join()) this.#build(labels, names);
+    if (JSON.stringify(this.names) !== JSON.stringify(names)) this.#build(labels, names);
     this.selected = selected;
     this.buttons.forEach((button, i) => {
       button.setAttribute("aria-checked", String(i === selected));
-      button.tabIndex = i === selected ? 0 : -1;
+      button.tabIndex = i === Math.max(0, selected) ? 0 : -1;
       if (maps[i]) paint(button.firstChild, maps[i], h, w, ...range(maps[i]));
     });
   }
