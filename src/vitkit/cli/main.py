@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from vitkit import __version__
-from vitkit.cli import checkpoints, data, demo, evaluate, explain, model, plan, serve, study, train
+from vitkit.cli import checkpoints, completion, data, demo, doctor, evaluate, explain, model, plan, serve, study, train
 from vitkit.errors import VitkitError
 
 app = typer.Typer(
@@ -21,7 +21,9 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    epilog="Errors exit with code 2 and say what to do next; add --debug anywhere to see the traceback.",
+    add_completion=False,  # `vitkit completion` prints it, and writes into nobody's files
+    epilog="Exit codes: 0 done, 1 a check found something wrong, 2 an error that says what to do next, 130 stopped. "
+    "Add --debug anywhere to see the traceback.",
 )
 
 
@@ -53,6 +55,8 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("explain")(explain.explain)
 app.command("study")(study.study)
 app.command("serve")(serve.serve)
+app.command("doctor")(doctor.doctor)
+app.command("completion")(completion.completion)
 
 
 def run() -> None:
