@@ -38,6 +38,7 @@ def convert(
     ] = None,
     stated: SetOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace DEST if it exists.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Read a checkpoint of any family and write it in another format."""
     from vitkit.checkpoints.adapt import adapt
@@ -53,10 +54,13 @@ def convert(
     checkpoint = adapt(checkpoint, image_size, patch_size, channels, classes, resize)
     check_fit(checkpoint, source)
     to_one_dtype(checkpoint, wanted)
-    lost = write(checkpoint, dest, to)
-    for line in (*checkpoint.notes, *lost):
+    notes = [*checkpoint.notes, *write(checkpoint, dest, to)]
+    if as_json:
+        about = {"source": source, "dest": str(dest), "from": checkpoint.format, "to": to, "notes": notes}
+        return print_json(about | {"parameters": _parameters(checkpoint)})
+    for line in notes:
         typer.echo(f"note: {line}", err=True)
-    typer.echo(f"{checkpoint.format} -> {to}: {_parameters(checkpoint):,} parameters written to {dest}")
+    return typer.echo(f"{checkpoint.format} -> {to}: {_parameters(checkpoint):,} parameters written to {dest}")
 
 
 def inspect(

@@ -130,6 +130,7 @@ def show(
     size: Annotated[str | None, typer.Option(help="224, or 224x448 (height x width).")] = None,
     rows: Annotated[int, typer.Option(min=1, max=50, help="Samples to draw.")] = 6,
     seed: Annotated[int, typer.Option(help="Another seed draws other samples and other variations.")] = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw what training will see of a few samples, epoch after epoch."""
     from vitkit.data import open_data, preset, suited
@@ -142,7 +143,7 @@ def show(
     pre = _view(source.pixels, size)
     about = f"augmentation {augment}, seed {seed}; the first column is the evaluation view, then one epoch per column"
     _save(training_sheet(source, pre, chosen, rows, seed=seed, about=about), out)
-    typer.echo(f"drawn: {out}")
+    print_json({"drawn": str(out)}) if as_json else typer.echo(f"drawn: {out}")
 
 
 def _view(pixels: Any, size: str | None) -> Preprocessing:

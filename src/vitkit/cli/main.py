@@ -6,6 +6,7 @@ needs when it runs.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -61,6 +62,10 @@ app.command("completion")(completion.completion)
 
 def run() -> None:
     """Entry point: vitkit's own errors become one or two lines and exit code 2, never a traceback."""
+    if "_VITKIT_COMPLETE" in os.environ:  # a shell asks what could come next
+        from typer.completion import completion_init
+
+        completion_init()
     debug = "--debug" in sys.argv
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     try:

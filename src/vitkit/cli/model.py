@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.completion import model_names
 from vitkit.cli.output import JsonOption, open_table, print_json
 
 
@@ -30,7 +31,12 @@ def zoo(as_json: JsonOption = False) -> None:
 
 def summary(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A name of `vitkit zoo`, or timm's or HF's for it, or a checkpoint.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A name of `vitkit zoo`, or timm's or HF's for it, or a checkpoint.",
+            autocompletion=model_names,
+        ),
     ],
     image_size: Annotated[str | None, typer.Option(help="384, or 224x448 (height x width).")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes; 0 for no classifier.")] = None,

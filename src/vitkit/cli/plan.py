@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitkit.cli.completion import model_names
 from vitkit.cli.output import JsonOption, open_table, print_json
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ class Precision(str, Enum):
 
 
 def plan(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name of `vitkit zoo`, or a checkpoint.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A name of `vitkit zoo`, or a checkpoint.", autocompletion=model_names),
+    ],
     images: Annotated[int, typer.Option(help="Pictures to train on.")] = 1_281_167,
     gpus: Annotated[int, typer.Option(help="Devices, over all machines.")] = 1,
     device: Annotated[str, typer.Option(help="h100, a100, l4, rtx3090, or cpu: this machine, measured.")] = "cpu",

@@ -101,9 +101,12 @@ def report(result: Result, as_json: bool) -> None:
     return print_(f"Next: vitkit evaluate {result.out} DATA, or vitkit explain {result.out}")
 
 
-def replay(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder `replay` of a run.")]) -> None:
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder `replay` of a run.")],
+    as_json: JsonOption = False,
+) -> None:
     """Run a step again whose loss was not finite, and name the first layer that went wrong."""
     from vitkit.train.replay import replay as again
 
-    for line in again(folder):
-        typer.echo(line)
+    lines = again(folder)
+    print_json({"found": lines}) if as_json else typer.echo("\n".join(lines))
