@@ -1,0 +1,117 @@
+"""How soon a default run is good: vitkit's own recipe against peers' models with plain AdamW, on the same clock.
+
+Peers are the same width, depth and patch as vitkit's plain model for that picture size, trained as most people
+do: AdamW, learning rate 1e-3, cosine, batches of 64, the same pictures with the same light augmentation. All
+systems train in this process one after another with the same threads; evaluation of peers is not on their clock,
+vitkit's is. Goals: on MNIST vitkit reaches in a third of the time what the best peer reaches; on CIFAR-10 it
+leads by eight points when the time is up.
+
+    python benchmarks/time_to_accuracy.py                    # an hour and a half
+    python benchmarks/time_to_accuracy.py --data mnist       # half an hour
+    python benchmarks/time_to_accuracy.py --quick            # a minute, to see that it runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from harness import machine, save
+from systems import SYSTEMS, shape
+from vitkit import TrainConfig
+from vitkit.data import Loader, normalise, open_data, preset, suited
+from vitkit.evaluate import evaluation_loader, quick
+from vitkit.train.run import train
+from vitkit.train.schedule import rate
+
+#         minutes for peers, vitkit's share of them, the plain model
+CASES = {"mnist": (10.0, 1 / 3, "vit-28px/7"), "cifar10": (20.0, 1.0, "vit-32px/4"), "digits": (1.0, 1.0, "vit-8px/2")}
+PEERS = ("timm", "vit-pytorch")
+BATCH, RATE, LOOKS = 64, 1e-3, 8
+
+
+def peer(system: str, data: str, name: str, seconds: float) -> dict[str, Any]:
+    """Train a peer's model until the time is up; its test accuracy at several moments."""
+    torch.manual_seed(0)
+    source, config = open_data(data, "train"), shape(name)
+    logits_of, model = SYSTEMS[system](config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    loader = Loader(source, config.preprocessing, BATCH, augment=suited(preset("light"), source.mirrors))
+    judge = evaluation_loader(open_data(data, "test"), config)
+    spent, images, looks = 0.0, 0, []
+    start = time.monotonic()  # moved on by the time that evaluations take
+    while spent < seconds:
+        for batch in loader:
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * rate(spent / seconds, 0.05, "cosine")
+            optimizer.zero_grad()
+            pictures = normalise(batch.images, config.preprocessing)
+            F.cross_entropy(logits_of(pictures), batch.labels).backward()
+            optimizer.step()
+            spent = time.monotonic() - start
+            images += len(batch)
+            if spent >= min(seconds, (len(looks) + 1) / LOOKS * seconds):
+                paused = time.monotonic()
+                top1 = quick(model, judge)["top1"]
+                start += time.monotonic() - paused
+                looks.append({"seconds": round(spent, 1), "test": round(top1, 4)})
+                _say(system, data, looks[-1])
+            if spent >= seconds:
+                break
+    parameters = sum(p.numel() for p in model.parameters())
+    return {"system": system, "data": data, "parameters": parameters, "images": images, "looks": looks}
+
+
+def ours(data: str, seconds: float) -> dict[str, Any]:
+    """`vitkit train DATA --budget ...`, nothing else said."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        result = train(TrainConfig(data=data, budget=seconds, out=folder, evaluations=1))
+        look = {"seconds": round(time.monotonic() - started, 1), "test": round(result.test["top1"], 4)}
+        from vitkit import load
+
+        parameters = sum(p.numel() for p in load(f"{folder}/model.safetensors").parameters())
+    _say("vitkit", data, look)
+    images = round(result.epochs * len(open_data(data, "train")))
+    return {"system": "vitkit", "data": data, "parameters": parameters, "images": images, "looks": [look]}
+
+
+def _say(system: str, data: str, look: dict[str, float]) -> None:
+    print(f"{data:8} {system:12} {look['seconds']:7.1f} s   test {100 * look['test']:.2f}%", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", choices=[d for d in CASES if d != "digits"])
+    parser.add_argument("--systems", nargs="+", choices=("vitkit", *PEERS), default=["vitkit", *PEERS])
+    parser.add_argument("--minutes", type=float, help="for peers (default: 10 for MNIST, 20 for CIFAR-10)")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--save", type=Path, help="where to write the results")
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    chosen = ["digits"] if args.quick else args.data or ["mnist", "cifar10"]
+    about, rows = machine(), []
+    for data in chosen:
+        minutes, share, plain = CASES[data]
+        seconds = 60 * (0.2 if args.quick else args.minutes or minutes)
+        for system in args.systems:
+            rows.append(ours(data, seconds * share) if system == "vitkit" else peer(system, data, plain, seconds))
+        found = {r["system"]: r["looks"][-1]["test"] for r in rows if r["data"] == data}
+        if {"vitkit"} < found.keys():
+            best = max(v for k, v in found.items() if k != "vitkit")
+            lead = 100 * (found["vitkit"] - best)
+            print(f"{data}: vitkit {lead:+.2f} points against the best peer, in {share:.0%} of its time", flush=True)
+    save(Path(__file__).stem, args.save, about, rows, args.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
