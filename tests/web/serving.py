@@ -1,0 +1,87 @@
+"""What the tests of serving share: small models, an application in this process, and a real server in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+import torch
+import uvicorn
+from fastapi import FastAPI
+from PIL import Image, ImageDraw
+
+import vitkit
+from peers import randomize
+from vitkit.runtime import open_runtime
+from vitkit.web.app import create_app
+from vitkit.web.models import Served
+from vitkit.web.server import Server
+from vitkit.web.settings import ServeSettings
+
+T = TypeVar("T")
+
+
+def small_model(name: str = "small", classes: int = 4, seed: int = 0, **changes: Any) -> Served:
+    """A ViT of two layers with random weights, also in its classifier."""
+    torch.manual_seed(seed)
+    about = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 3, "heads": 2, "mlp_width": 64} | changes
+    model: Any = randomize(vitkit.create("vit-ti/16", classes=classes, **about)).eval()
+    model.class_names = tuple(f"kind {i}" for i in range(classes)) if classes else None
+    return Served(name, model, open_runtime(model, "eager"), ())
+
+
+def picture(size: tuple[int, int] = (48, 40), kind: str = "PNG", seed: int = 0) -> bytes:
+    """Something with large shapes, so that patches differ."""
+    random = np.random.default_rng(seed)
+    image = Image.fromarray(random.integers(0, 80, (size[1], size[0], 3), dtype=np.uint8))
+    draw = ImageDraw.Draw(image)
+    draw.ellipse((size[0] // 4, size[1] // 5, size[0] - 3, size[1] // 2), fill=(240, 200, 40))
+    draw.rectangle((2, size[1] // 2, size[0] // 2, size[1] - 4), fill=(30, 90, 220))
+    out = io.BytesIO()
+    image.save(out, kind)
+    return out.getvalue()
+
+
+def with_client(
+    app: FastAPI, use: Callable[[httpx.AsyncClient], Awaitable[T]], keep: bool = False
+) -> T:
+    """Run `use` with a client of the application, in this process; the application is closed afterwards or kept."""
+
+    async def run() -> T:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+            try:
+                return await use(client)
+            finally:
+                if not keep:
+                    await asyncio.to_thread(app.state.service.close)
+
+    return asyncio.run(run())
+
+
+@contextmanager
+def live(models: list[Served], **settings: Any) -> Iterator[tuple[str, Server]]:
+    """A real server on a free port of this machine; ends as it does after SIGTERM."""
+    chosen = ServeSettings(port=0, **settings)
+    listener = socket.create_server((chosen.host, 0))
+    app = create_app(models, chosen)
+    server = Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", ws="none"))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://{chosen.host}:{listener.getsockname()[1]}", server
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
+    assert not thread.is_alive(), "the server did not end"
