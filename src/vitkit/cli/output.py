@@ -25,9 +25,9 @@ def open_table(*columns: str, left: int = 1) -> tuple[Callable[[Any], None], Tab
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:  # a file or a pipe has no width: never cut a line there
-        console = Console(highlight=False, width=200)
+        console = Console(highlight=False, markup=False, width=200)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
