@@ -4,13 +4,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from vitkit.model.config import Preprocessing, StemConfig, ViTConfig
+from vitkit.model.config import ConvStemConfig, Preprocessing, StemConfig, ViTConfig
 
 
 @st.composite
 def configs(draw: st.DrawFn, **fixed: Any) -> ViTConfig:
     """A legal ViTConfig, small enough to run forward and backward in milliseconds."""
-    stem = draw(st.sampled_from([None, None, StemConfig((1, 1), 8, "small"), StemConfig((), 8, "imagenet", "timm")]))
+    stems = [None, None, StemConfig((1, 1), 8, "small"), StemConfig((), 8, "imagenet", "timm"), ConvStemConfig((4, 8))]
+    stem = draw(st.sampled_from(stems))
     stride = stem.stride if stem else 1
     patch = tuple(stride * draw(st.integers(1, 3)) for _ in range(2))
     grid = tuple(draw(st.integers(1, 4)) for _ in range(2))

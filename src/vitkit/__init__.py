@@ -21,6 +21,7 @@ _WHERE = {
     "ResNet": "vitkit.model.stem",
     "ViTConfig": "vitkit.model.config",
     "ResNetConfig": "vitkit.model.config",
+    "ConvStemConfig": "vitkit.model.config",
     "StemConfig": "vitkit.model.config",
     "Preprocessing": "vitkit.model.config",
     "summarize": "vitkit.model.summary",
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from vitkit.checkpoints.native import save as save
     from vitkit.errors import VitkitError as VitkitError
     from vitkit.model.build import create as create
+    from vitkit.model.config import ConvStemConfig as ConvStemConfig
     from vitkit.model.config import Preprocessing as Preprocessing
     from vitkit.model.config import ResNetConfig as ResNetConfig
     from vitkit.model.config import StemConfig as StemConfig

@@ -131,7 +131,9 @@ def test_flexivit_in_a_model(saved) -> None:
     assert "patches: 8x8 -> 16x16, pseudo-inverse resize (FlexiViT)" in larger.load_report
 
 
-@pytest.mark.parametrize("changes", [{"patch_embedding": "linear"}, {"stem": vitkit.StemConfig((1,), 16)}])
+@pytest.mark.parametrize(
+    "changes", [{"patch_embedding": "linear"}, {"stem": vitkit.StemConfig((1,), 16)}, {"stem": vitkit.ConvStemConfig()}]
+)
 def test_all_at_once(changes: dict, tmp_path) -> None:
     vitkit.save(peers.randomize(vitkit.create("mu", **changes)), tmp_path / "m.safetensors")
     model = vitkit.load(tmp_path / "m.safetensors", image_size=(48, 64), patch_size=16, channels=4, classes=2)

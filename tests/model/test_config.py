@@ -71,6 +71,10 @@ BAD = [
     ({"preprocessing": {"interpolation": "cubic"}}, "Did you mean bicubic"),
     ({"stem": {"layers": [0]}}, "blocks per stage"),
     ({"stem": {"width": 3}}, "multiple of 4"),
+    ({"stem": {"widths": [], "strides": []}}, "every convolution"),
+    ({"stem": {"widths": [8, 0]}}, "every convolution"),
+    ({"stem": {"widths": [8]}}, "must be as many"),
+    ({"stem": {"widths": [8, 8], "strides": [2, 3]}}, "multiple of the stem's stride 6"),
 ]
 
 

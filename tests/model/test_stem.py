@@ -12,9 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 import peers
-from vitkit import create
-from vitkit.model.config import StemConfig
-from vitkit.model.stem import Bottleneck, ResNetStem, StdConv, group_norm, same_padding
+from vitkit import create, save
+from vitkit.checkpoints.convert import write
+from vitkit.checkpoints.load import open_checkpoint
+from vitkit.errors import CheckpointError
+from vitkit.model.config import ConvStemConfig, StemConfig
+from vitkit.model.stem import Bottleneck, ConvStem, ResNetStem, StdConv, group_norm, same_padding
 
 Array = NDArray[np.float64]
 
@@ -166,3 +169,30 @@ def test_resnet_classifier_is_trunk_mean_linear() -> None:
     x = torch.randn(2, 1, 8, 8)
     stem, head = model.get_submodule("stem"), model.get_submodule("head")
     torch.testing.assert_close(model(x), head(stem(x).mean((-2, -1))))
+
+
+def test_convolutions_by_loops() -> None:
+    """3x3 with a border of one zero, then ReLU: an odd size is rounded up, as the patches expect."""
+    stem = ConvStem(ConvStemConfig((4, 6), (1, 2)), channels=2).double()
+    peers.randomize(stem)
+    x = image(2, 7, 10)
+    y = x.numpy()[0]
+    for conv, stride in zip(stem.convs, (1, 2), strict=True):
+        weight, bias = (p.detach().numpy() for p in (conv.weight, conv.bias))
+        padded = np.pad(y, ((0, 0), (1, 1), (1, 1)))
+        down, across = -(-y.shape[1] // stride), -(-y.shape[2] // stride)
+        out = np.zeros((len(weight), down, across))
+        for i in range(down):
+            for j in range(across):
+                window = padded[:, i * stride : i * stride + 3, j * stride : j * stride + 3]
+                out[:, i, j] = (weight * window).sum((1, 2, 3)) + bias
+        y = np.maximum(out, 0)
+    close(stem(x), y)
+
+
+@pytest.mark.parametrize("to", ["timm", "google"])
+def test_only_our_own_format_holds_plain_convolutions(to: str, tmp_path) -> None:
+    model = create("mu", stem=ConvStemConfig())
+    save(model, tmp_path / "ours.safetensors")
+    with pytest.raises(CheckpointError, match="--to native"):
+        write(open_checkpoint(tmp_path / "ours.safetensors"), tmp_path / ("x.npz" if to == "google" else "x.pth"), to)

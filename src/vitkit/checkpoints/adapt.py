@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitkit.checkpoints.layout import Checkpoint
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.model.config import ResNetConfig, Size, ViTConfig, as_size
+from vitkit.model.config import ConvStemConfig, ResNetConfig, Size, ViTConfig, as_size
 from vitkit.model.patches import conv_to_linear, linear_to_conv
 from vitkit.model.positions import resize_grid
 
@@ -48,7 +48,8 @@ def to_channels(checkpoint: Checkpoint, channels: int) -> None:
     config = checkpoint.config
     if channels == config.channels:
         return
-    name = "stem.root.weight" if config.stem else "patches.weight"
+    first = "stem.convs.0.weight" if isinstance(config.stem, ConvStemConfig) else "stem.root.weight"
+    name = first if config.stem else "patches.weight"
     linear = isinstance(config, ViTConfig) and not config.stem and config.patch_embedding == "linear"
     weight = checkpoint.tensors[name]
     if linear:

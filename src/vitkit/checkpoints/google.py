@@ -24,6 +24,7 @@ from vitkit.checkpoints.layout import (
     of,
     only,
     renamed,
+    resnet_of,
 )
 from vitkit.model.patches import linear_to_conv
 
@@ -109,7 +110,8 @@ def write(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], list[str]]:
     tensors = split(conv_patches(checkpoint))
     foreign = {_in_file(name) or name: flax.to_flax(name, t, config.heads) for name, t in tensors.items()}
     notes = not_kept(config, "Google's format", norm_eps=1e-6, activation="gelu", position_resize="official")
-    if config.stem and config.stem.numerics != "official":
+    stem = resnet_of(config, "Google's format")
+    if stem and stem.numerics != "official":
         notes.append("stem.numerics='timm' is not kept: Google's format means 'official' (logits differ by about 1e-4)")
     return foreign, notes
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.model.config import AnyConfig, Preprocessing, Size, ViTConfig, as_size
+from vitkit.model.config import AnyConfig, ConvStemConfig, Preprocessing, Size, StemConfig, ViTConfig, as_size
 
 Shape = tuple[int, ...]
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -206,6 +206,7 @@ def only(config: AnyConfig, format: str, **wanted: Any) -> ViTConfig:
     """The configuration, if the format can hold it; `wanted` are the values it can hold of some fields."""
     if not isinstance(config, ViTConfig):
         raise CheckpointError(f"{format} cannot hold a ResNet; write it with --to native")
+    resnet_of(config, format)
     for name, values in wanted.items():
         values = values if isinstance(values, tuple) else (values,)
         if (value := getattr(config, name)) not in values:
@@ -214,6 +215,13 @@ def only(config: AnyConfig, format: str, **wanted: Any) -> ViTConfig:
                 f"--to native holds every model"
             )
     return config
+
+
+def resnet_of(config: ViTConfig, format: str) -> StemConfig | None:
+    """The ResNet of a hybrid, which is the only stem that other systems know."""
+    if isinstance(config.stem, ConvStemConfig):
+        raise CheckpointError(f"{format} cannot hold a stem of plain convolutions; write it with --to native")
+    return config.stem
 
 
 def not_kept(config: ViTConfig, format: str, **meant: Any) -> list[str]:

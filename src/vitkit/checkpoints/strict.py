@@ -16,7 +16,7 @@ def check_fit(checkpoint: Checkpoint, where: str) -> Model:
     """The model without memory (on the meta device), if the tensors fit it. Otherwise raise, with all that differs."""
     tensors, config = checkpoint.tensors, checkpoint.config
     layers = config.depth if isinstance(config, ViTConfig) else 0
-    layers += sum(config.stem.layers) if config.stem else 0
+    layers += config.stem.blocks if config.stem else 0
     if layers > len(tensors):  # do not even build what cannot fit
         raise CheckpointError(f"{where}: {layers} layers are declared, but there are only {len(tensors)} tensors")
     try:

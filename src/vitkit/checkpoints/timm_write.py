@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitkit.checkpoints.google import conv_patches
-from vitkit.checkpoints.layout import Checkpoint, not_kept, only
+from vitkit.checkpoints.layout import Checkpoint, not_kept, only, resnet_of
 from vitkit.checkpoints.timm import NAMES, NAMES_BARE_STEM, WITH_LEADING_AXIS
 from vitkit.errors import CheckpointError
 from vitkit.model.config import Preprocessing, ViTConfig
@@ -36,12 +36,13 @@ def write(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any], li
         if torch.count_nonzero(tensors["patches.bias"]):
             raise CheckpointError("timm's patch embedding has no bias before a pre-norm, but this model has one")
         del tensors["patches.bias"]
-    names = NAMES_BARE_STEM if config.stem is not None and not config.stem.layers else NAMES
+    stem = resnet_of(config, "timm")
+    names = NAMES_BARE_STEM if stem is not None and not stem.layers else NAMES
     foreign = {}
     for name, tensor in tensors.items():
         foreign[names.theirs(name) or name] = tensor[None] if name in WITH_LEADING_AXIS else tensor
     notes += not_kept(config, "timm", norm_eps=1e-5 if config.pre_norm else 1e-6, position_resize="timm")
-    if config.stem and config.stem.numerics != "timm":
+    if stem and stem.numerics != "timm":
         notes.append("stem.numerics='official' is not kept: timm's is 'timm' (logits differ by about 1e-4)")
     return foreign, config_json(checkpoint), notes
 
@@ -76,10 +77,11 @@ def config_json(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _architecture(config: ViTConfig) -> str:
-    if config.stem is not None:
-        if config.stem.layers not in _HYBRIDS or config.stem.root != "imagenet" or config.stem.width != 64:
-            raise CheckpointError(f"timm has no hybrid with stem.layers={config.stem.layers}; use --to native")
-        return _HYBRIDS[config.stem.layers]
+    stem = resnet_of(config, "timm")
+    if stem is not None:
+        if stem.layers not in _HYBRIDS or stem.root != "imagenet" or stem.width != 64:
+            raise CheckpointError(f"timm has no hybrid with stem.layers={stem.layers}; use --to native")
+        return _HYBRIDS[stem.layers]
     if config.activation == "swiglu":
         return "vit_giant_patch14_dinov2"
     if config.distillation_token:

@@ -1,6 +1,6 @@
-"""The ResNet in front of a hybrid's patches, which is also the CNN baseline's trunk.
+"""What may stand before the patches: the hybrids' ResNet (also the CNN baseline's trunk), or a few convolutions.
 
-A post-activation bottleneck ResNet with weight-standardised convolutions and GroupNorm, as in the
+The ResNet is a post-activation bottleneck ResNet with weight-standardised convolutions and GroupNorm, as in the
 official hybrid models. Padding is "SAME" in the TensorFlow sense: with stride 2 the extra row and
 column go to the bottom and the right, which PyTorch's `padding=1` does not do.
 
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.model.config import ResNetConfig, StemConfig
+from vitkit.model.config import AnyStem, ConvStemConfig, ResNetConfig, StemConfig
 from vitkit.model.patches import to_tileable
 
 GROUP_NORM_EPS = {"official": 1e-6, "timm": 1e-5}
@@ -114,6 +114,33 @@ class ResNetStem(nn.Module):
         for module in self.modules():
             if isinstance(module, Bottleneck):
                 nn.init.zeros_(module.norm3.weight)
+
+
+class ConvStem(nn.Module):
+    """3x3 convolutions with ReLU. The map has ceil(size / stride) positions, as behind the ResNet."""
+
+    def __init__(self, config: ConvStemConfig, channels: int) -> None:
+        super().__init__()
+        inputs = (channels, *config.widths[:-1])
+        self.convs = nn.ModuleList(
+            nn.Conv2d(i, o, 3, s, padding=1) for i, o, s in zip(inputs, config.widths, config.strides, strict=True)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        for conv in self.convs:
+            images = F.relu(conv(images))
+        return images  # B out_channels H/stride W/stride
+
+    def init_weights(self) -> None:
+        for conv in self.convs:
+            assert isinstance(conv, nn.Conv2d)
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+            assert conv.bias is not None
+            nn.init.zeros_(conv.bias)
+
+
+def build_stem(config: AnyStem, channels: int) -> ResNetStem | ConvStem:
+    return ResNetStem(config, channels) if isinstance(config, StemConfig) else ConvStem(config, channels)
 
 
 class ResNet(nn.Module):

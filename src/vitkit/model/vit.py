@@ -20,7 +20,7 @@ from vitkit.model.encoder import Encoder
 from vitkit.model.head import Head
 from vitkit.model.patches import PatchEmbedding, to_tileable
 from vitkit.model.positions import AddedPositions
-from vitkit.model.stem import ResNetStem
+from vitkit.model.stem import build_stem
 
 
 class ViT(nn.Module):
@@ -34,7 +34,7 @@ class ViT(nn.Module):
         super().__init__()
         self.config = config
         width = config.width
-        self.stem = ResNetStem(config.stem, config.channels) if config.stem else None
+        self.stem = build_stem(config.stem, config.channels) if config.stem else None
         stride, channels = (config.stem.stride, config.stem.out_channels) if config.stem else (1, config.channels)
         patch = (config.patch_size[0] // stride, config.patch_size[1] // stride)
         self.patches = PatchEmbedding(channels, patch, width, config.patch_embedding)
