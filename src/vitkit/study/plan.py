@@ -28,8 +28,8 @@ from vitkit.study.sets import MOST, Sets
 from vitkit.study.table import Arm, Setting, Study
 from vitkit.train import TrainConfig, optim
 
-RATES = (1e-3, 3e-3, 1e-2)  # the fixed search, for every arm that is trained from the start
-RATES_AFTER = (3e-4, 1e-3, 3e-3)  # and for those that go on from trained weights
+RATES = (1e-3, 4e-3, 1.6e-2)  # the fixed search, for every arm that is trained from the start
+RATES_AFTER = (2.5e-4, 1e-3, 4e-3)  # and for those that go on from trained weights
 SEARCH = 1 / 3  # a training of the search takes this share of the steps
 SEARCH_SEED = 1000  # none of the seeds that count
 LEAST_STEPS = 20

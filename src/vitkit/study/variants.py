@@ -6,7 +6,8 @@
 `torch-detach`     the same with query and key detached, the "cure" that was proposed for it
 `scale-after`      softmax(q k^T) / sqrt(D): after the softmax, and of the model's width
 `scale-width`      softmax(q k^T / sqrt(D)): in its place, but of the model's width
-`linear-patches`   not an attention: the patch embedding in its linear form, with the same weights
+`linear-patches`   not an attention: patches flattened and mapped by one linear layer
+`conv-patches`     the same function as a convolution, by PyTorch's conv2d, from the same weights
 
 Shapes: B pictures, N tokens, D width, H heads, K = D / H.
 """
@@ -16,10 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.model.attention import Attention, OnWeights
+from vitkit.model.config import Size, ViTConfig
 from vitkit.model.encoder import Block
 from vitkit.model.patches import PatchEmbedding, conv_to_linear
 from vitkit.model.vit import ViT
@@ -90,21 +93,36 @@ ATTENTION: dict[str, Callable[[Attention], nn.Module]] = {
 }
 
 
+PATCHES = ("linear-patches", "conv-patches")
+
+
+class ConvPatches(PatchEmbedding):
+    """The patch embedding as the convolution that it is; ours computes it as a matrix product."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Size]:
+        y = F.conv2d(x, self.weight, self.bias, stride=self.patch)  # B D h w
+        return y.flatten(2).mT, (y.shape[-2], y.shape[-1])
+
+
+def _patches(old: PatchEmbedding, config: ViTConfig, linear: bool) -> PatchEmbedding:
+    kind, form = (PatchEmbedding, "linear") if linear else (ConvPatches, "conv")
+    new = kind(config.channels, old.patch, config.width, form)  # type: ignore[arg-type]
+    with torch.no_grad():
+        new.weight.copy_(conv_to_linear(old.weight) if linear else old.weight)
+        new.bias.copy_(old.bias)
+    return new
+
+
 def apply(model: nn.Module, variant: str) -> None:
     """Change the model in place; "" leaves it as it is."""
     if not variant:
         return
     assert isinstance(model, ViT)
-    if variant == "linear-patches":
-        old = model.patches
-        new = PatchEmbedding(model.config.channels, old.patch, model.config.width, "linear")
-        with torch.no_grad():
-            new.weight.copy_(conv_to_linear(old.weight))
-            new.bias.copy_(old.bias)
-        model.patches = new
+    if variant in PATCHES:
+        model.patches = _patches(model.patches, model.config, linear=variant == PATCHES[0])
     elif variant in ATTENTION:
         for block in model.encoder.blocks:
             assert isinstance(block, Block)
             block.attention = ATTENTION[variant](block.attention)  # type: ignore[assignment]
     else:
-        raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join(ATTENTION)}")
+        raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join((*ATTENTION, *PATCHES))}")

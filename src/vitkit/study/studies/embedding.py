@@ -19,7 +19,7 @@ CONV, LINEAR, STEM = "convolution", "linear map", "convolutional stem"
 
 def _arms(s: Setting) -> list[Arm]:
     return [
-        Arm(CONV, s.vit()),
+        Arm(CONV, s.vit(), "conv-patches"),
         Arm(LINEAR, s.vit(), "linear-patches", rate_of=CONV),
         Arm(STEM, s.hybrid()),
     ]
