@@ -13,7 +13,22 @@ from typing import Annotated
 import typer
 
 from vitkit import __version__
-from vitkit.cli import checkpoints, completion, data, demo, doctor, evaluate, explain, model, plan, serve, study, train
+from vitkit.cli import (
+    checkpoints,
+    completion,
+    data,
+    demo,
+    doctor,
+    embed,
+    evaluate,
+    explain,
+    model,
+    plan,
+    predict,
+    serve,
+    study,
+    train,
+)
 from vitkit.errors import VitkitError
 
 app = typer.Typer(
@@ -54,6 +69,8 @@ app.command("train")(train.train)
 app.command("replay")(train.replay)
 app.command("evaluate")(evaluate.evaluate)
 app.command("explain")(explain.explain)
+app.command("predict")(predict.predict)
+app.command("embed")(embed.embed)
 app.command("study")(study.study)
 app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)

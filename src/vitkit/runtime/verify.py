@@ -1,0 +1,122 @@
+"""The same pictures through a model and through what was made of it: how far apart are they?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.data import Source, normalise
+from vitkit.data.samples import Samples
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluate.run import evaluation_loader
+from vitkit.model.config import AnyConfig
+from vitkit.runtime.base import Runtime
+from vitkit.runtime.eager import Eager
+from vitkit.runtime.example import made_up
+
+TOLERANCE = 1e-4  # of a probability, in fp32
+_ROUNDING = 0.5  # of the spread of the logits: more than that is no rounding
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What is compared on: uint8 (N, C, H, W) as prepared, with labels where they are known."""
+
+    pixels: Tensor
+    labels: Tensor | None = None
+    name: str = "made-up pictures"
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def batches(self, config: AnyConfig, size: int) -> Iterator[Tensor]:
+        for part in self.pixels.split(size):
+            yield normalise(part, config.preprocessing)
+
+
+def pictures_of(source: Source | None, config: AnyConfig, count: int) -> Pictures:
+    """Up to `count` readable pictures spread evenly over a set; made-up ones when there is no set."""
+    if source is None:
+        return Pictures(made_up(config, count))
+    numbers = torch.linspace(0, len(source) - 1, min(count, len(source))).long().tolist()
+    labelled = not source.multi_label and len(source.classes) == config.classes
+    if source.pixels is not None:
+        pixels = Samples(source, config.preprocessing, channels=config.channels).pixels
+        assert pixels is not None
+        labels = torch.from_numpy(source.labels[numbers]) if labelled else None
+        return Pictures(pixels[numbers], labels, source.name)
+    import numpy as np
+
+    from vitkit.data.order import Order
+
+    with evaluation_loader(source, config) as loader:
+        batch = loader.samples.load(0, Order(np.array(numbers), np.zeros(len(numbers), dtype=np.int64)))
+    if not len(batch):
+        raise DataError(f"no picture of {source.name} can be read; `vitkit data check` says why")
+    return Pictures(batch.images, batch.labels if labelled else None, source.name)
+
+
+@dataclass(frozen=True)
+class Check:
+    """How a runtime compares with the model on so many pictures."""
+
+    pictures: int
+    name: str
+    difference: float  # the largest, of a probability (of an output, without a classifier)
+    spread: float  # root mean square difference of the logits, over that of the logits themselves
+    agreement: float  # share of pictures with the same first class
+    accuracy: float | None = None  # of the runtime, where labels are known
+    accuracy_before: float | None = None
+    exact: bool = True
+
+    def insist(self, what: Path | str) -> None:
+        """An error when the difference cannot be rounding."""
+        if self.exact and (self.difference > TOLERANCE or self.agreement < 1):
+            raise ConfigError(
+                f"{what} differs from the model by {self.difference:.1e} in a probability, and agrees on "
+                f"{self.agreement:.1%} of {self.pictures} pictures; nothing was kept. Choose another format"
+            )
+        if not self.exact and not self.spread < _ROUNDING:
+            raise ConfigError(
+                f"{what} differs from the model by {self.spread:.0%} of what its answers differ by, and agrees on "
+                f"{self.agreement:.1%} of {self.pictures} pictures; nothing was kept. "
+                f"Try --calibrate DATA, a smaller --merge, or fp32"
+            )
+
+
+def compare(
+    model: nn.Module, runtime: Runtime, pictures: Pictures, raw: bool = False, exact: bool = True, batch: int = 7
+) -> Check:
+    """`batch` is odd, and the last one smaller: a batch size that was baked in shows."""
+    config: AnyConfig = model.config  # type: ignore[assignment]
+    eager = Eager(model)
+    theirs, ours = [], []
+    for images, pixels in zip(pictures.batches(config, batch), pictures.pixels.split(batch), strict=True):
+        ours.append(eager.run(images))
+        theirs.append(runtime.run(pixels.permute(0, 2, 3, 1).contiguous() if raw else images))
+    return judge(torch.cat(ours), torch.cat(theirs), pictures, config.classes > 0, exact)
+
+
+def judge(ours: Tensor, theirs: Tensor, pictures: Pictures, classifies: bool, exact: bool) -> Check:
+    """Logits of the model and of a runtime -> their comparison."""
+    a, b = (ours.softmax(-1), theirs.softmax(-1)) if classifies else (ours, theirs)
+    level = (ours - ours.mean(dim=-1, keepdim=True)).square().mean().sqrt().clamp(min=1e-12)
+    same = ours.argmax(-1) == theirs.argmax(-1)
+    if exact:  # two classes with the same probability have no order
+        first = a.max(dim=-1).values
+        same |= first - a.gather(-1, theirs.argmax(-1, keepdim=True))[..., 0] < TOLERANCE
+    labels = pictures.labels
+    return Check(
+        pictures=len(pictures),
+        name=pictures.name,
+        difference=float((a - b).abs().max()),
+        spread=float((ours - theirs).square().mean().sqrt() / level),
+        agreement=float(same.double().mean()),
+        accuracy=None if labels is None else float((theirs.argmax(-1) == labels).double().mean()),
+        accuracy_before=None if labels is None else float((ours.argmax(-1) == labels).double().mean()),
+        exact=exact,
+    )
