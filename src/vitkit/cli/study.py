@@ -60,8 +60,8 @@ def _list(budget: float, seeds: int, as_json: bool) -> None:
         table.add_row(one.name, one.question, str(trainings), f"{steps:,}", f"{minutes:.0f}")
     print_(table)
     return typer.echo(
-        f"On digits with {seeds} seeds, expected on this machine as it is now. vitkit study NAME --budget 5m takes less, "
-        f"--data mnist more pictures."
+        f"Expected on digits with {seeds} seeds on this machine as it is now. `vitkit study NAME` runs one; "
+        f"--budget 5m takes less time, --data mnist more pictures."
     )
 
 

@@ -88,8 +88,8 @@ def legend_above(figure: Figure, axes: Axes, columns: int) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns)
 
 
-def note(axes: Axes, x: float, y: float, text: str, **more: str) -> None:
-    axes.annotate(text, (x, y), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8, color=INK, **more)
+def note(axes: Axes, x: float, y: float, text: str) -> None:
+    axes.annotate(text, (x, y), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8, color=INK)
 
 
 def baseline(axes: Axes, y: float, text: str) -> None:

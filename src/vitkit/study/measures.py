@@ -13,7 +13,7 @@ from vitkit.data import normalise
 from vitkit.data.keys import permutation
 from vitkit.explain.distance import attention_distance
 from vitkit.model.attention import Attention
-from vitkit.model.build import Model
+from vitkit.model.build import Model, build
 from vitkit.model.vit import ViT
 from vitkit.study import fit
 from vitkit.study.sets import Sets, resized
@@ -90,13 +90,11 @@ def _distance_to_ours(model: Model, images: Tensor) -> float | None:
         return None
     inputs = normalise(images, model.config.preprocessing)
     theirs = model(inputs)
-    kept = [block.attention for block in model.encoder.blocks]
-    for block in model.encoder.blocks:
-        block.attention = Attention.from_torch(block.attention.theirs)  # type: ignore[union-attr, arg-type]
-    ours = model.eval()(inputs)
-    for block, attention in zip(model.encoder.blocks, kept, strict=True):
-        block.attention = attention  # type: ignore[assignment]
-    return float((ours - theirs).abs().max())
+    ours = build(model.config).eval()
+    ours.load_state_dict({name.replace(".theirs.", "."): t for name, t in model.state_dict().items()}, strict=False)
+    for mine, other in zip(ours.encoder.blocks, model.encoder.blocks, strict=True):  # type: ignore[union-attr]
+        mine.attention = Attention.from_torch(other.attention.theirs)  # type: ignore[union-attr, arg-type]
+    return float((ours(inputs) - theirs).abs().max())
 
 
 # --- other sizes without training ----------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 The interval is Student's t over seeds. Two arms of one seed saw the same pictures in the same order, so
 their difference is taken seed by seed. When its interval covers zero, the words are "no difference seen".
+Where the best and the worst of several arms are compared, the interval is widened for the number of pairs
+they were picked from (Bonferroni): otherwise luck alone would find a difference soon enough.
 """
 
 from __future__ import annotations
@@ -10,12 +12,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# 97.5% quantiles of Student's t for 1, 2, ... degrees of freedom; beyond 30 the normal one is close enough.
-_T = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
+
+def within(t: float, freedom: int) -> float:
+    """P(|T| < t) for Student's t with a whole number of degrees of freedom (Abramowitz and Stegun 26.7.3-4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(3 if odd else 2, freedom - 1, 2):
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+        total += term
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+
+
+def quantile(share: float, freedom: int) -> float:
+    """The t with P(|T| < t) = share, by bisection."""
+    low, high = 0.0, 1.0
+    while within(high, freedom) < share:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle, freedom) < share else (low, middle)
+    return high
 
 
 @dataclass(frozen=True)
@@ -26,6 +44,7 @@ class Interval:
     low: float
     high: float
     seeds: int
+    pairs: int = 1  # that the compared arms were picked from
 
     @property
     def known(self) -> bool:
@@ -40,19 +59,19 @@ class Interval:
         return (self.high - self.low) / 2
 
 
-def interval(values: Sequence[float]) -> Interval:
+def interval(values: Sequence[float], pairs: int = 1) -> Interval:
     n = len(values)
     mean = math.fsum(values) / n
     if n == 1:
-        return Interval(mean, math.nan, math.nan, 1)
+        return Interval(mean, math.nan, math.nan, 1, pairs)
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    half = (_T[n - 2] if n - 2 < len(_T) else 1.96) * deviation / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n)
+    half = quantile(1 - 0.05 / pairs, n - 1) * deviation / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n, pairs)
 
 
-def difference(a: Sequence[float], b: Sequence[float]) -> Interval:
+def difference(a: Sequence[float], b: Sequence[float], pairs: int = 1) -> Interval:
     """a - b, seed by seed."""
-    return interval([x - y for x, y in zip(a, b, strict=True)])
+    return interval([x - y for x, y in zip(a, b, strict=True)], pairs)
 
 
 def points(share: float) -> str:
@@ -66,10 +85,11 @@ def percent(share: float) -> str:
 
 
 def spread(found: Interval, scale: float = 100, unit: str = "") -> str:
-    """ "95% interval 0.5 to 1.9, 3 seeds" of what stands before it."""
+    """ "95% interval +0.5 to +1.9, 3 seeds" of what stands before it."""
     if not found.known:
         return "one seed, so no interval"
-    return f"95% interval {scale * found.low:+.1f} to {scale * found.high:+.1f}{unit}, {found.seeds} seeds"
+    picked = f", widened for {found.pairs} pairs" if found.pairs > 1 else ""
+    return f"95% interval {scale * found.low:+.1f} to {scale * found.high:+.1f}{unit}, {found.seeds} seeds{picked}"
 
 
 def compare(a: str, b: str, found: Interval) -> str:
@@ -80,6 +100,20 @@ def compare(a: str, b: str, found: Interval) -> str:
         return f"no difference seen between {a} and {b} ({100 * found.mean:+.1f} points, {spread(found)})"
     more = "more" if found.mean > 0 else "fewer"
     return f"{a} reaches {points(found.mean)} points {more} than {b} ({spread(found)})"
+
+
+def verdict(found: Interval, expected: int, source: str = "the paper") -> str:
+    """How a difference stands to what somebody else saw: +1 more, -1 fewer, 0 alike."""
+    if found.covers_zero:
+        return f"which does not contradict {source}" if not expected else f"so what {source} saw does not show here"
+    return f"as in {source}" if found.mean * expected > 0 else f"unlike {source}"
+
+
+def gained(found: Interval, less: str = "costs", more: str = "gains") -> str:
+    """ "costs 1.2 points", or "no difference seen", for headlines."""
+    if found.covers_zero:
+        return "no difference seen"
+    return f"{more if found.mean > 0 else less} {points(found.mean)} points"
 
 
 def sentence(text: str) -> str:

@@ -93,9 +93,9 @@ class Table:
     def where(self, **about: Any) -> list[Row]:
         return [row for row in self.rows if all(row.about.get(k) == v for k, v in about.items())]
 
-    def gap(self, a: str, b: str) -> Interval:
-        """Accuracy of a - accuracy of b, seed by seed."""
-        return difference(self[a].accuracy, self[b].accuracy)
+    def gap(self, a: str, b: str, pairs: int = 1) -> Interval:
+        """Accuracy of a - accuracy of b, seed by seed; `pairs`: how many they were picked from."""
+        return difference(self[a].accuracy, self[b].accuracy, pairs)
 
     def best(self, names: Sequence[str]) -> str:
         return max(names, key=lambda n: self[n].mean.mean)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.model.attention import Attention, OnWeights
+from vitkit.model.attention import Attention, OnKeys, OnWeights
 from vitkit.model.config import Size, ViTConfig
 from vitkit.model.encoder import Block
 from vitkit.model.patches import PatchEmbedding, conv_to_linear
@@ -44,6 +44,7 @@ class TorchAttention(nn.Module):
         rotate: Callable[[Tensor], Tensor] | None = None,
         on_weights: OnWeights | None = None,
         queries: int | None = None,
+        on_keys: OnKeys | None = None,
     ) -> Tensor:
         asked = x.detach() if self.detach else x
         y: Tensor = self.theirs(asked, asked, x, need_weights=False)[0]  # B N D
@@ -62,6 +63,7 @@ class MisscaledAttention(Attention):
         rotate: Callable[[Tensor], Tensor] | None = None,
         on_weights: OnWeights | None = None,
         queries: int | None = None,
+        on_keys: OnKeys | None = None,
     ) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each B H N K
         scale = self.out.in_features**-0.5

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from vitkit.study.run import Result
 
 CURVE = 200  # losses kept of each curve, at most
-COLUMNS = ("arm", "accuracy", "low", "high", "difference", "difference_low", "difference_high", "learning_rate")
-COLUMNS += ("parameters", "multiply_adds", "pictures_seen", "cpu_seconds")
+COLUMNS = (
+    *("arm", "accuracy", "low", "high", "difference", "difference_low", "difference_high"),
+    *("learning_rate", "parameters", "multiply_adds", "pictures_seen", "cpu_seconds"),
+)
 
 
 def write(result: Result, folder: Path) -> list[Path]:
@@ -109,11 +111,13 @@ def as_markdown(result: Result) -> str:
     data = about["data"]
     lines += [
         "",
-        f"Data: {data['name']}, {data['train']:,} training, {data['val']:,} validation and {data['test']:,} test pictures "
-        f"of {data['side']} pixels. Each training: {about['steps']} steps of {about['batch']} pictures, "
-        f"{about['seeds']} seeds; learning rates chosen on the validation pictures in trainings of a third of the length.",
+        f"Data: {data['name']}, {data['train']:,} training, {data['val']:,} validation and {data['test']:,} test "
+        f"pictures of {data['side']} pixels. Each training: {about['steps']} steps of {about['batch']} pictures, "
+        f"{about['seeds']} seeds; learning rates chosen on the validation pictures in trainings of a third of the "
+        "length.",
         "",
-        f"Made with `{about['command']}` on {about['machine']}: {about['training_seconds'] / 60:.1f} minutes of processor time.",
+        f"Made with `{about['command']}` on {about['machine']}: {about['training_seconds'] / 60:.1f} minutes of "
+        "processor time.",
         "",
     ]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ import numpy as np
 
 from vitkit.explain.figures.style import COLOURS, new_figure
 from vitkit.study.draw import baseline, legend_above
-from vitkit.study.numbers import Interval, difference, points, sentence, spread
+from vitkit.study.numbers import Interval, difference, sentence, spread, verdict
 from vitkit.study.table import Arm, Finding, Setting, Study, Table
 
 if TYPE_CHECKING:
@@ -35,27 +35,24 @@ def _find(table: Table) -> Finding:
     deeper, narrower = _change(mean), _change(span)
     even = table["trained"].extra[0]["even"]
     if deeper.covers_zero:
-        headline = "First and last layer look equally far: no difference seen"
-        tail = f"no difference seen ({deeper.mean:+.1f} pixels, {spread(deeper, 1)}), unlike the paper"
+        headline = "How far the first and the last layer look: no difference seen"
+        tail = f"no difference seen ({deeper.mean:+.1f} pixels, {spread(deeper, 1)})"
     else:
         far = "farther" if deeper.mean > 0 else "less far"
         headline = f"The last layer looks {abs(deeper.mean):.1f} pixels {far} than the first"
-        agrees = "as in the paper" if deeper.mean > 0 else "unlike the paper"
-        tail = f"the last looks {abs(deeper.mean):.1f} pixels {far} ({spread(deeper, 1)}), {agrees}"
+        tail = f"the last looks {abs(deeper.mean):.1f} pixels {far} ({spread(deeper, 1)})"
     first = (
         f"the first layer looks {mean[:, 0].mean():.1f} pixels far on average and the last {mean[:, -1].mean():.1f} "
-        f"(even attention: {even:.1f}); {tail}"
+        f"(even attention: {even:.1f}); {tail}, {verdict(deeper, 1)}"
     )
     low, high = trained[:, 0].min(axis=1).mean(), trained[:, 0].max(axis=1).mean()
     second = f"heads of the first layer reach from {low:.1f} to {high:.1f} pixels; "
     if narrower.covers_zero:
-        second += (
-            f"no difference seen between the spread of heads in the first and the last layer ({spread(narrower, 1)})"
-        )
+        second += f"no difference seen between their spread and that of the last layer ({spread(narrower, 1)})"
     else:
         word = "less" if narrower.mean < 0 else "more"
         second += f"in the last layer they differ {word} ({narrower.mean:+.1f} pixels of spread, {spread(narrower, 1)})"
-    second += "; the paper has near and far heads side by side in the lowest layers"
+    second += f", {verdict(narrower, -1, 'the paper, where only the lowest layers hold near and far heads')}"
     return Finding(headline, (sentence(first), sentence(second)))
 
 
@@ -91,5 +88,3 @@ HEADS = Study(
     draw=_draw,
     reference="trained",
 )
-
-__all__ = ["HEADS", "points"]

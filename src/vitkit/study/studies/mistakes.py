@@ -8,7 +8,7 @@ import numpy as np
 
 from vitkit.explain.figures.style import new_figure
 from vitkit.study.draw import ROW, curves, dots, legend_above, plain
-from vitkit.study.numbers import compare, percent, points, sentence
+from vitkit.study.numbers import compare, gained, percent, sentence
 from vitkit.study.table import Arm, Finding, Setting, Study, Table
 
 if TYPE_CHECKING:
@@ -40,24 +40,23 @@ def _mean(table: Table, arm: str, key: str) -> float:
 def _find_bug(table: Table) -> Finding:
     false, cure = table.gap(FALSE, TRUE), table.gap(CURE, TRUE)
     equal = max(one["differs_from_ours"] for one in table[TRUE].extra)
-    changed, chance = _mean(table, FALSE, "changed"), 1 / table.data["classes"]
+    same = equal < 1e-4
+    fault = "is not at fault" if same else "computes something else"
     first = (
-        f"PyTorch's nn.MultiheadAttention is not at fault: with batch_first=True its logits equal ours to {equal:.0e} "
-        f"({compare('it', 'ours', table.gap(TRUE, OURS))}), but with the default batch_first=False "
+        f"nn.MultiheadAttention {fault}: with batch_first=True its logits equal ours to {equal:.0e} "
+        f"({compare('it', 'ours', table.gap(TRUE, OURS))}), with the default batch_first=False "
         f"{compare('the model', 'the right one', false)}"
     )
-    blind = table[FALSE_CLS].mean.mean
-    end = f"and a class token then never sees its patches: {percent(blind)}, where guessing gives {percent(chance)}"
+    changed, chance = _mean(table, FALSE, "changed"), 1 / table.data["classes"]
+    cause = "the cause is attention across the batch" if changed else "attention stays in its picture"
+    ours = percent(_mean(table, OURS, "changed"))
+    blind = f"a class token, which then never sees its patches, reaches {percent(table[FALSE_CLS].mean.mean)}"
     second = (
-        f"the cause is that attention runs across the batch: {percent(changed)} of the answers change when the "
-        f"other pictures of the batch do (ours: {percent(_mean(table, OURS, 'changed'))}), {end}; "
-        f"detaching query and key is no cure: {compare('it', 'the right model', cure)}"
+        f"{cause}: {percent(changed)} of the answers change when the other pictures of the batch do (ours: {ours}), "
+        f"and {blind}, where guessing gives {percent(chance)}; "
+        f"detaching query and key: {compare('it', 'the right model', cure)}"
     )
-    if false.covers_zero:
-        headline = "batch_first=False: no difference in accuracy seen"
-    else:
-        word = "costs" if false.mean < 0 else "gains"
-        headline = f"batch_first=False attends across the batch and {word} {points(false.mean)} points"
+    headline = f"batch_first=False attends across the batch: {gained(false)}"
     return Finding(headline, (sentence(first), sentence(second)))
 
 
@@ -94,16 +93,11 @@ RIGHT, AFTER, WIDTH = "softmax(qk/√k) v", "softmax(qk)/√d v", "softmax(qk/�
 
 def _find_scale(table: Table) -> Finding:
     after, width = table.gap(AFTER, RIGHT), table.gap(WIDTH, RIGHT)
-    if after.covers_zero:
-        headline = "The scale after the softmax: no difference seen"
-    else:
-        word = "costs" if after.mean < 0 else "gains"
-        headline = f"The scale after the softmax {word} {points(after.mean)} points"
     first = f"{compare('the scale after the softmax by the root of the width', 'the right scale', after)}"
     if after.covers_zero or after.mean > 0:
-        first += ", so in so short a training this mistake does not show in the accuracy"
+        first += ", so in so short a training the mistake does not show in the accuracy"
     second = f"inside the softmax but of the whole width: {compare('it', 'the right scale', width)}"
-    return Finding(headline, (sentence(first), sentence(second)))
+    return Finding(f"The scale after the softmax: {gained(after)}", (sentence(first), sentence(second)))
 
 
 def _scales(s: Setting) -> list[Arm]:

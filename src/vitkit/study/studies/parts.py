@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from vitkit.explain.figures.style import COLOURS, new_figure
+from vitkit.explain.figures.style import new_figure
 from vitkit.model.config import ViTConfig
 from vitkit.study.draw import ROW, accuracies, dot_figure, dots, line, note, plain
-from vitkit.study.numbers import compare, points, sentence
+from vitkit.study.numbers import compare, gained, sentence, verdict
 from vitkit.study.table import Arm, Finding, Row, Setting, Study, Table
 
 if TYPE_CHECKING:
@@ -33,19 +31,12 @@ def _find_positions(table: Table) -> Finding:
     none = table.gap("none", "1-D learned")
     kinds = [k for k in KINDS if k != "none"]
     best, worst = table.best(kinds), table.worst(kinds)
-    among = table.gap(best, worst)
-    if none.covers_zero:
-        headline = "Without positions: no difference seen"
-    else:
-        headline = f"Without positions: {points(none.mean)} points {'more' if none.mean > 0 else 'fewer'}"
-    holds = not none.covers_zero and none.mean < 0
-    first = f"{compare('no position encoding', 'learned 1-D positions', none)}, "
-    first += "as in the paper (5-shot ImageNet: 61.4 against 64.2)" if holds else "unlike the paper (61.4 against 64.2)"
-    second = f"of the five kinds {best} is best and {worst} is worst: {compare(best, worst, among)}, "
-    second += (
-        "as in the paper, where the kinds are alike" if among.covers_zero else "while in the paper the kinds are alike"
-    )
-    return Finding(headline, (sentence(first), sentence(second)))
+    among = table.gap(best, worst, pairs=10)
+    paper = "the paper (5-shot ImageNet: 61.4 against 64.2)"
+    first = f"{compare('no position encoding', 'learned 1-D positions', none)}, {verdict(none, -1, paper)}"
+    second = f"of the five kinds {best} is best and {worst} worst: {compare(best, worst, among)}, "
+    second += verdict(among, 0, "the paper, where they are alike")
+    return Finding(f"Leaving positions out: {gained(none)}", (sentence(first), sentence(second)))
 
 
 POSITIONS = Study(
@@ -74,16 +65,11 @@ def _pooled(s: Setting) -> list[Arm]:
 def _find_pooling(table: Table) -> Finding:
     mean = table.gap("mean", "class token")
     probe = table.gap("MAP", "class token")
-    if mean.covers_zero:
-        headline = "Class token or mean: no difference seen"
-    else:
-        headline = f"Mean pooling: {points(mean.mean)} points {'more' if mean.mean > 0 else 'fewer'} than a class token"
     rates = f"at learning rates of their own ({_rate(table['mean'])} and {_rate(table['class token'])})"
-    first = f"{rates} {compare('mean pooling', 'a class token', mean)}, "
-    agrees = "as in the paper, where both work alike once each has its own rate"
-    first += agrees if mean.covers_zero else "while in the paper both work alike once each has its own rate"
-    second = f"attention pooling (MAP): {compare('MAP', 'a class token', probe)}"
-    return Finding(headline, (sentence(first), sentence(second)))
+    paper = "the paper, where both work alike once each has its own rate"
+    first = f"{rates} {compare('mean pooling', 'a class token', mean)}, {verdict(mean, 0, paper)}"
+    second = f"attention pooling: {compare('MAP', 'a class token', probe)}"
+    return Finding(f"Mean instead of a class token: {gained(mean)}", (sentence(first), sentence(second)))
 
 
 def _rate(row: Row) -> str:
@@ -116,18 +102,18 @@ def _patches(s: Setting) -> list[Arm]:
 
 def _find_patch(table: Table) -> Finding:
     fine, coarse = table.rows[0], table.rows[-1]
-    best = table.best([row.name for row in table.rows])
+    best = table[table.best([row.name for row in table.rows])]
     found = table.gap(fine.name, coarse.name)
-    cost = fine.macs / max(1, coarse.macs)
-    next_best = table.gap(best, coarse.name)
-    ranked = f"{best} ({table[best].about['tokens']} tokens) is best here"
-    if found.covers_zero:
-        headline = f"{fine.name.capitalize()} against {coarse.name}: no difference seen at {cost:.0f} times the cost"
+    cost, cost_of_best = (row.macs / max(1, coarse.macs) for row in (fine, best))
+    headline = f"{sentence(fine.name)[:-1]} against {coarse.name}: {gained(found)}, at {cost:.0f} times the cost"
+    first = f"{compare(fine.name, coarse.name, found)}, at {cost:.0f} times the multiply-adds, "
+    first += verdict(found, 1, "the usual experience")
+    second = f"{best.name} ({best.about['tokens']} tokens) is best here"
+    if best.name != coarse.name:
+        picked = table.gap(best.name, coarse.name, pairs=len(table.rows) - 1)
+        second += f": {compare(best.name, coarse.name, picked)}, at {cost_of_best:.1f} times the cost"
     else:
-        more = "more" if found.mean > 0 else "fewer"
-        headline = f"{fine.name.capitalize()}: {points(found.mean)} points {more} than {coarse.name}, at {cost:.0f} times the cost"
-    first = f"{compare(fine.name, coarse.name, found)}, at {cost:.0f} times the multiply-adds"
-    second = f"{ranked}: {compare(best, coarse.name, next_best)}, at {table[best].macs / max(1, coarse.macs):.1f} times the cost"
+        second += ": in so short a training the cheapest learns fastest"
     return Finding(headline, (sentence(first), sentence(second)))
 
 
@@ -184,19 +170,18 @@ def _shapes(s: Setting) -> list[Arm]:
 
 def _find_shape(table: Table) -> Finding:
     names = [row.name for row in table.rows]
-    best, worst, shallow = table.best(names), table.worst(names), names[0]
-    found, rest = table.gap(best, worst), [n for n in names if n != best]
-    second_best = table.best(rest)
+    best, worst = table.best(names), table.worst(names)
+    count = len(names)
+    found = table.gap(best, worst, pairs=count * (count - 1) // 2)
     if found.covers_zero:
         headline = "Deep or wide at equal cost: no difference seen"
     else:
-        headline = f"At equal cost {best} (depth x width) beats {worst} by {points(found.mean)} points"
+        headline = f"At equal cost, depth x width {best} {gained(found)} over {worst}"
     first = f"at equal multiply-adds {compare(f'depth x width {best}', worst, found)}"
-    slow = table.rows[-1].seconds / max(1e-9, table[shallow].seconds)
-    second = (
-        f"the next best is {second_best}: {compare(best, second_best, table.gap(best, second_best))}; "
-        f"equal multiply-adds are not equal time: {names[-1]} takes {slow:.1f} times as long as {shallow}"
-    )
+    slow = table.rows[-1].seconds / max(1e-9, table.rows[0].seconds)
+    deep = table.gap(names[-1], names[0])
+    second = f"deepest against shallowest: {compare(names[-1], names[0], deep)}; "
+    second += f"equal multiply-adds are not equal time, the deepest takes {slow:.1f} times as long"
     return Finding(headline, (sentence(first), sentence(second)))
 
 
@@ -229,14 +214,12 @@ def _dropped(s: Setting) -> list[Arm]:
 def _find_dropout(table: Table) -> Finding:
     clauses, heads = [], []
     for label, of in (("1/16", "1/16 of the pictures"), ("all", "all of them")):
-        names = [f"{rate:g}, {label}" for rate in RATES if rate]
-        best = table.best(names)
-        found = table.gap(best, f"0, {label}")
+        best = table.best([f"{rate:g}, {label}" for rate in RATES if rate])
+        found = table.gap(best, f"0, {label}", pairs=len(RATES) - 1)
         rate = best.split(",")[0]
         clauses.append(f"with {of} {compare(f'dropout {rate}', 'none', found)}")
-        helped = "helps" if found.mean > 0 else "hurts"
-        heads.append("no difference seen" if found.covers_zero else f"{helped} by {points(found.mean)} points")
-    headline = f"Dropout, few pictures: {heads[0]}; all: {heads[1]}"
+        heads.append(gained(found))
+    headline = f"Dropout with few pictures: {heads[0]}; with all: {heads[1]}"
     return Finding(headline, (sentence(clauses[0]), sentence(clauses[1])))
 
 
@@ -262,5 +245,3 @@ DROPOUT = Study(
     draw=_draw_dropout,
     reference="0, all",
 )
-
-__all__ = ["COLOURS", "DEPTH_WIDTH", "DROPOUT", "PATCH_SIZE", "POOLING", "POSITIONS", "np"]

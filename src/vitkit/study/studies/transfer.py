@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitkit.explain.figures.style import new_figure
 from vitkit.study.draw import ROW, dots, legend_above, line, seeds_by
-from vitkit.study.numbers import compare, points, sentence
+from vitkit.study.numbers import compare, gained, sentence, verdict
 from vitkit.study.table import Arm, Finding, Setting, Study, Table
 
 if TYPE_CHECKING:
@@ -20,21 +20,17 @@ def _arms(s: Setting) -> list[Arm]:
     low, high, patch = {8: (6, 8, 2), 28: (20, 28, 4)}.get(s.side, (20, 32, 4))
     small, large = (s.vit(image_size=n, patch_size=patch) for n in (low, high))
     before = Arm("before", small, about={"kind": "before", "side": low})
+    fine: dict[str, Any] = {"before": before, "length": SHORT, "about": {"kind": "fine", "side": high}}
     arms = [before]
     for way in WAYS:
         config = small.replace(position_resize=way)
         arms.append(Arm(f"{way}, untrained", config, before=before, length=0, measure="sizes", about={"way": way}))
     for way in WAYS:
         rate_of = "" if way == WAYS[0] else WAYS[0]
-        config = large.replace(position_resize=way)
-        arms.append(
-            Arm(way, config, before=before, length=SHORT, rate_of=rate_of, about={"kind": "fine", "side": high})
-        )
-    arms.append(
-        Arm("fresh positions", large, before=before, length=SHORT, fresh_positions=True, about={"kind": "fine"})
-    )
-    arms.append(Arm("small pictures again", small, before=before, length=SHORT, about={"kind": "fine"}))
-    arms.append(Arm("large from scratch", large, length=1 + SHORT, about={"kind": "fine"}))
+        arms.append(Arm(way, large.replace(position_resize=way), rate_of=rate_of, **fine))
+    arms.append(Arm("fresh positions", large, fresh_positions=True, **fine))
+    arms.append(Arm("small pictures again", small, **fine))
+    arms.append(Arm("large from scratch", large, **{**fine, "before": None, "length": 1 + SHORT}))
     return arms
 
 
@@ -42,22 +38,12 @@ def _find(table: Table) -> Finding:
     stay = table.gap("official", "small pictures again")
     fresh = table.gap("official", "fresh positions")
     best, worst = table.best(WAYS), table.worst(WAYS)
-    if stay.covers_zero:
-        headline = "Fine-tuning on more pixels: no difference seen"
-    else:
-        word = "gains" if stay.mean > 0 else "costs"
-        headline = f"Fine-tuning on more pixels {word} {points(stay.mean)} points"
     low, high = table["before"].about["side"], table["official"].about["side"]
-    first = (
-        f"after fine-tuning at {high} instead of {low} pixels "
-        f"{compare('the model', 'one that stays small', stay)}, "
-        + ("as in the paper" if not stay.covers_zero and stay.mean > 0 else "unlike the paper")
-    )
-    second = (
-        f"resized positions against fresh ones: {compare('resized', 'fresh', fresh)}; "
-        f"of the five ways to resize {best} is best and {worst} worst: {compare(best, worst, table.gap(best, worst))}"
-    )
-    return Finding(headline, (sentence(first), sentence(second)))
+    first = f"after fine-tuning at {high} instead of {low} pixels "
+    first += f"{compare('the model', 'one that stays small', stay)}, {verdict(stay, 1)}"
+    second = f"resized positions against fresh ones: {compare('resized', 'fresh', fresh)}; of the five ways to resize "
+    second += f"{best} is best and {worst} worst: {compare(best, worst, table.gap(best, worst, pairs=10))}"
+    return Finding(f"Fine-tuning on more pixels: {gained(stay)}", (sentence(first), sentence(second)))
 
 
 def _draw(table: Table) -> Figure:
@@ -82,7 +68,7 @@ RESOLUTION = Study(
     question="What does fine-tuning at a higher resolution bring, and how are positions best resized?",
     varies="five ways to resize, fresh positions, staying small, starting large",
     claim="fine-tuning on more pixels than in pre-training helps; positions are resized in 2-D",
-    fair="the same steps of fine-tuning (a quarter of the training); from scratch gets both together; more pixels cost more",
+    fair="the same steps of fine-tuning, a quarter of the training; from scratch gets both; more pixels cost more",
     arms=_arms,
     find=_find,
     draw=_draw,
