@@ -59,7 +59,7 @@ def evaluate(
         loaded = load(model).to(best_device(device))
         if rank == 0 and "fresh weights" in loaded.load_report:  # type: ignore[operator]
             typer.echo(f"note: {model} is a name of the zoo, so its weights are fresh and not trained", err=True)
-        source = _open(data, split)
+        source = open_evaluation(data, split)
         how: dict[str, Any] = {
             "batch_size": batch_size,
             "workers": _workers(source, workers),
@@ -95,7 +95,7 @@ def _report(result: Any, source: Source, model: str, out: Path | None, as_json: 
 # --- what is judged ----------------------------------------------------------------------------------
 
 
-def _open(data: str, split: str | None) -> Source:
+def open_evaluation(data: str, split: str | None = None) -> Source:
     """The split that was asked for; otherwise test, or where there is none, val."""
     from vitkit.data import evaluation_split, open_data
     from vitkit.data.progress import bar

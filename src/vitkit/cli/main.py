@@ -22,6 +22,7 @@ from vitkit.cli import (
     embed,
     evaluate,
     explain,
+    export,
     model,
     plan,
     predict,
@@ -71,6 +72,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("explain")(explain.explain)
 app.command("predict")(predict.predict)
 app.command("embed")(embed.embed)
+app.command("export")(export.export)
 app.command("study")(study.study)
 app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)
