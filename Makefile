@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all lint types format commands bench clean
+.PHONY: help demo test test-slow test-all lint types format commands docs tour bench tables clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -49,9 +49,22 @@ format: $(VENV)/installed-dev ## bring the code into the house style
 commands: $(VENV)/installed-dev ## write docs/commands.md from the commands' own --help
 	$(BIN)/python docs/make_commands_page.py
 
-bench: $(VENV)/installed-dev ## measure vitkit beside its peers; results go to benchmarks/results/
-	@for f in attention forward train_step load data explain; do \
-		echo "== $$f"; $(BIN)/python benchmarks/$$f.py || exit 1; done
+$(VENV)/installed-docs: $(VENV)/installed-dev
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/installed-docs ## build the site into site/; needs no network once installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --site-dir site
+
+tour: $(VENV)/installed-docs ## run docs/tour.ipynb and keep its outputs
+	$(BIN)/python docs/make_tour.py
+
+bench: $(VENV)/installed-dev ## measure vitkit beside its peers (under 30 minutes), then write the README's tables
+	$(BIN)/python benchmarks/all.py $(ARGS)
+	$(BIN)/python benchmarks/tables.py
+
+tables: $(VENV)/installed-dev ## write the README's tables from benchmarks/results/
+	$(BIN)/python benchmarks/tables.py
 
 clean: ## remove what was built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
