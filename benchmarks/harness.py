@@ -133,6 +133,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "memory_gb": round(psutil.virtual_memory().total / 2**30),
+        "date": time.strftime("%Y-%m-%d"),
         "load_before": round(os.getloadavg()[0], 2),
         "system": platform.system(),
         "python": platform.python_version(),

@@ -1,0 +1,148 @@
+"""Write the README's comparison tables, in both languages, from benchmarks/results/: `make tables`.
+
+What was not measured has no table. Each table names the machine and the day; ratios are to the best peer,
+so that a value below 1 says where vitkit loses.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- tables: made by `make tables` -->", "<!-- tables: end -->"
+LANGUAGES = {"README.md": 0, "README.zh-CN.md": 1}
+SYSTEMS = {
+    "vitkit": "vitkit",
+    "timm": "timm",
+    "huggingface": "Hugging Face",
+    "torchvision": "torchvision",
+    "vit-pytorch": "vit-pytorch",
+}
+
+Words = tuple[str, str]  # English, Chinese
+Made = tuple[list[Words], list[list[str]]]  # heads of the columns, cells
+
+MODEL: Words = ("model", "模型")
+BATCH: Words = ("batch", "批大小")
+RATIO: Words = ("to the best peer", "与最好的同类相比")
+
+
+def side_by_side(rows: list[dict[str, Any]]) -> Made:
+    """Pictures a second of every system, by model and batch; the best in bold."""
+    cases: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault((row["model"], row["batch"]), {})[row["system"]] = row
+    present = [s for s in SYSTEMS if any(s in case for case in cases.values())]
+    cells = []
+    for (model, batch), case in cases.items():
+        best = max(row["images_per_second"] for row in case.values())
+        speeds = [_speed(case[s]["images_per_second"], best) if s in case else "-" for s in present]
+        cells.append([model, str(batch), *speeds, f"{case['vitkit']['ratio_to_best_peer']:.2f}x"])
+    return [MODEL, BATCH, *((SYSTEMS[s], SYSTEMS[s]) for s in present), RATIO], cells
+
+
+def _speed(value: float, best: float) -> str:
+    text = f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return f"**{text}**" if value == best else text
+
+
+def loading(rows: list[dict[str, Any]]) -> Made:
+    """Seconds of vitkit and of the family's own reader, by format."""
+    cells = []
+    for name in dict.fromkeys(row["format"] for row in rows):
+        ours, *theirs = sorted((r for r in rows if r["format"] == name), key=lambda r: r["system"] != "vitkit")
+        peer = min(theirs, key=lambda r: r["seconds"], default=None)
+        beside = f"{peer['seconds']:.2f} s ({peer['system']})" if peer else "-"
+        cells.append([name, f"{ours['seconds']:.2f} s", beside])
+    return [("format", "格式"), ("vitkit", "vitkit"), ("its own reader", "原生读取程序")], cells
+
+
+def reaching(rows: list[dict[str, Any]]) -> Made:
+    """Test accuracy that each system reached, and in what time."""
+    cells = []
+    for row in rows:
+        last = row["looks"][-1]
+        cells.append([row["data"], SYSTEMS.get(row["system"], row["system"]), f"{last['test']:.2%}"])
+        cells[-1].append(f"{last['seconds'] / 60:.1f}" if "seconds" in last else "-")
+    return [("data", "数据"), ("system", "系统"), ("accuracy", "准确率"), ("minutes", "分钟")], cells
+
+
+def planning(rows: list[dict[str, Any]]) -> Made:
+    heads: list[Words] = [MODEL, BATCH, ("checkpointing", "梯度检查点")]
+    heads += [("memory, planned / measured", "内存，计划 / 实测"), ("time, planned / measured", "时间，计划 / 实测")]
+    cells = []
+    for row in rows:
+        again = "✓" if row["checkpointing"] else ""
+        ratios = [f"{row['memory_ratio']:.2f}", f"{row['time_ratio']:.2f}"]
+        cells.append([row["model"], str(row["batch"]), again, *ratios])
+    return heads, cells
+
+
+TABLES: dict[str, tuple[Words, Callable[[list[dict[str, Any]]], Made]]] = {
+    "forward": (("Forward pass, pictures a second", "前向传播，每秒图片数"), side_by_side),
+    "train_step": (("Training step, pictures a second", "训练一步，每秒图片数"), side_by_side),
+    "load": (("Reading a checkpoint of ViT-B/16", "读取 ViT-B/16 检查点"), loading),
+    "time_to_accuracy": (("Accuracy reached in a given time", "给定时间内达到的准确率"), reaching),
+    "plan": (("`vitkit plan` against measurements", "`vitkit plan` 与实测对比"), planning),
+}
+
+
+def made(results: Path, language: int) -> str:
+    """All tables for which there are results."""
+    parts = []
+    for name, (title, make) in TABLES.items():
+        path = results / f"{name}.json"
+        if not path.exists():
+            continue
+        found = json.loads(path.read_text(encoding="utf-8"))
+        heads, cells = make(found["rows"])
+        parts.append(
+            f"**{title[language]}** ({machine(found['machine'], path, language)})\n\n{table(heads, cells, language)}"
+        )
+    return "\n\n".join(parts)
+
+
+def table(heads: list[Words], cells: list[list[str]], language: int) -> str:
+    lines = [[head[language] for head in heads], ["---"] * len(heads), *cells]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def machine(about: dict[str, Any], path: Path, language: int) -> str:
+    """Processor, threads, PyTorch and the day, in words."""
+    torch = about.get("packages", {}).get("torch", "?")
+    day = about.get("date") or committed(path)
+    processor, threads = about.get("cpu", "CPU"), about.get("threads", "?")
+    if language:
+        return f"{processor}，{threads} 线程，torch {torch}，{day}"
+    return f"{processor}, {threads} threads, torch {torch}, {day}"
+
+
+def committed(path: Path) -> str:
+    """The day a result was kept, for results that do not say when they were made."""
+    command = ["git", "log", "-1", "--format=%cs", "--", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    return done.stdout.strip() or "-"
+
+
+def put(text: str, tables: str) -> str:
+    """A page with the tables between its marks."""
+    if BEGIN not in text or END not in text:
+        raise SystemExit(f"the page has no place for tables; add the lines {BEGIN} and {END}")
+    before, rest = text.split(BEGIN, 1)
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.split(END, 1)[1]}"
+
+
+def main(root: Path = ROOT, results: Path = RESULTS) -> None:
+    for name, language in LANGUAGES.items():
+        page = root / name
+        page.write_text(put(page.read_text(encoding="utf-8"), made(results, language)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
