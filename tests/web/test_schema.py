@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import hypothesis
@@ -25,7 +24,6 @@ CHECKS = [
 QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
 
-@cache
 def schema() -> Any:
     settings = ServeSettings(host="0.0.0.0")  # answers to any name, also to "testserver"
     return schemathesis.openapi.from_asgi("/openapi.json", create_app([small_model()], settings))
@@ -53,7 +51,7 @@ def ask_all(examples: int) -> int:
 
 
 def test_the_description_holds() -> None:
-    assert ask_all(6) >= 30
+    assert ask_all(3) >= 15
 
 
 @pytest.mark.slow

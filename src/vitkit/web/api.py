@@ -6,7 +6,7 @@ import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from vitkit.errors import did_you_mean
 from vitkit.web import describing as says
@@ -134,6 +134,8 @@ async def readyz(request: Request) -> Any:
     return {"status": "ready"}
 
 
-@health.get("/metrics", summary="For Prometheus", responses=says.problems(400, 401, 422))
+@health.get(
+    "/metrics", summary="For Prometheus", response_class=PlainTextResponse, responses=says.problems(400, 401, 422)
+)
 async def metrics(request: Request) -> Response:
     return Response(service_of(request).metrics.text(), media_type="text/plain; version=0.0.4")
