@@ -1,0 +1,86 @@
+"""What a maintainer relies on: one version everywhere, notes for it, workflows that can be read, a tour that runs."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def load_script(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_one_version_and_a_section_for_it() -> None:
+    notes = load_script(ROOT / ".github" / "release_notes.py")
+    (version,) = notes.versions()
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## {version} (" in changelog
+    dated = re.sub(rf"## {re.escape(version)} \([^)]*\)", f"## {version} (2026-01-01)", changelog)
+    assert notes.notes(version, dated).startswith("- ")
+    with pytest.raises(SystemExit, match="no section"):
+        notes.notes("9.9.9", changelog)
+    with pytest.raises(SystemExit, match="no date"):
+        notes.notes("1.0.0", "## 1.0.0 (unreleased)\n- much\n")
+
+
+def test_workflows_run_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    used = set()
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        used |= set(re.findall(r"run: make ([a-z-]+)", path.read_text()))
+    assert {"lint", "types", "test", "docs", "test-slow"} <= used <= targets
+
+
+def test_workflows_test_every_python_we_promise() -> None:
+    pythons = re.findall(r'"(3\.\d+)"', (ROOT / ".github" / "workflows" / "checks.yml").read_text())
+    assert {"3.10", "3.11", "3.12", "3.13"} <= set(pythons)
+    assert 'requires-python = ">=3.10"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_tables_of_the_readme_are_those_of_the_results() -> None:
+    tables = load_script(ROOT / "benchmarks" / "tables.py")
+    for name, language in tables.LANGUAGES.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert tables.put(text, tables.made(tables.RESULTS, language)) == text, "run `make tables`"
+
+
+def test_tables_tolerate_missing_results(tmp_path: Path) -> None:
+    tables = load_script(ROOT / "benchmarks" / "tables.py")
+    assert tables.made(tmp_path, 0) == ""
+    row = {"model": "mu", "batch": 8, "ratio_to_best_peer": 0.5}
+    rows = [
+        row | {"system": "vitkit", "images_per_second": 10.0},
+        row | {"system": "timm", "images_per_second": 20.0},
+    ]
+    found = {"machine": {"cpu": "slow", "threads": 1, "date": "2026-01-01"}, "rows": rows}
+    (tmp_path / "forward.json").write_text(json.dumps(found))
+    english, chinese = (tables.made(tmp_path, language) for language in (0, 1))
+    assert "| mu | 8 | 10.0 | **20.0** | 0.50x |" in english
+    assert "每秒图片数" in chinese
+    assert english.count("|") == chinese.count("|")
+
+
+def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell, with a training of one epoch instead of many."""
+    matplotlib = pytest.importorskip("matplotlib")
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    path = ROOT / "docs" / "tour.ipynb"
+    assert path.stat().st_size < 200_000
+    cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    code = "\n".join("".join(cell["source"]) for cell in cells)
+    shortened = re.sub(r"epochs=\d+", "epochs=1", code)
+    assert shortened != code
+    exec(compile(shortened, path.name, "exec"), {"__name__": "__tour__"})

@@ -1,0 +1,31 @@
+"""The wheel holds what an installed vitkit needs, and nothing else."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "vitkit"
+
+
+@pytest.mark.slow
+def test_the_wheel_is_complete_and_small(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.stat().st_size < 1_000_000
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    here = {
+        p.relative_to(SOURCE.parent).as_posix()
+        for p in SOURCE.rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
+    assert here <= inside  # modules, py.typed, and the files of the page
+    assert "vitkit/py.typed" in inside
+    page = SOURCE / "web" / "static"
+    assert not page.exists() or any(name.startswith("vitkit/web/static/") for name in inside)
+    assert not any(name.startswith(("tests/", "docs/", "benchmarks/")) for name in inside)
