@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all lint types format commands docs tour bench tables clean
+.PHONY: help chromium demo test test-slow test-all lint types format commands docs tour bench tables clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -27,7 +27,13 @@ $(VENV)/installed-dev: $(VENV)/installed-user
 demo: $(VENV)/installed-user ## install, then train on digits, evaluate and explain
 	$(BIN)/vitkit demo
 
-test: $(VENV)/installed-dev ## install, then run the tests (under 10 minutes on 2 cores)
+# The page is tested in a real browser where there is one or apt-get can bring one.
+chromium:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	{ timeout 300 apt-get update && timeout 600 apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 \
+		|| echo "no Chromium, and apt-get cannot install it: the tests of the page are skipped"
+
+test: $(VENV)/installed-dev chromium ## install, then run the tests (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/installed-dev ## run only the slow tests

@@ -50,9 +50,7 @@ def picture(size: tuple[int, int] = (48, 40), kind: str = "PNG", seed: int = 0) 
     return out.getvalue()
 
 
-def with_client(
-    app: FastAPI, use: Callable[[httpx.AsyncClient], Awaitable[T]], keep: bool = False
-) -> T:
+def with_client(app: FastAPI, use: Callable[[httpx.AsyncClient], Awaitable[T]], keep: bool = False) -> T:
     """Run `use` with a client of the application, in this process; the application is closed afterwards or kept."""
 
     async def run() -> T:

@@ -269,7 +269,9 @@ def test_uploads_together_are_bounded() -> None:
 
     async def visit(client: httpx.AsyncClient) -> None:
         body = picture(kind="JPEG")[:2000]
-        asked = [asyncio.ensure_future(client.post("/api/predict", content=picture((20, 20), "JPEG"))) for _ in range(4)]
+        asked = [
+            asyncio.ensure_future(client.post("/api/predict", content=picture((20, 20), "JPEG"))) for _ in range(4)
+        ]
         await until(lambda: sum(task.done() for task in asked) >= 1)
         assert asked[-1].result().status_code == 503
         runtime.gate.set()

@@ -378,7 +378,9 @@ def test_the_token_of_a_browser_becomes_a_cookie() -> None:
 
 def test_openapi_has_every_route_with_examples() -> None:
     told = ask("GET", "/openapi.json").json()
-    assert {"/api/v1/predict", "/api/v1/explain", "/api/v1/model", "/healthz", "/readyz", "/metrics"} <= told["paths"].keys()
+    assert {"/api/v1/predict", "/api/v1/explain", "/api/v1/model", "/healthz", "/readyz", "/metrics"} <= told[
+        "paths"
+    ].keys()
     assert not any(path.startswith("/api/") and "/v1/" not in path for path in told["paths"]), "the alias is not listed"
     post = told["paths"]["/api/v1/predict"]["post"]
     assert {"image/jpeg", "multipart/form-data"} <= post["requestBody"]["content"].keys()

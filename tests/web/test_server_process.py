@@ -173,6 +173,9 @@ def test_settings_are_checked(wrong: dict[str, Any], words: str) -> None:
         ServeSettings(**wrong)
 
 
-@pytest.mark.parametrize(("host", "loopback"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)],
+)
 def test_which_addresses_are_this_machine(host: str, loopback: bool) -> None:
     assert ServeSettings(host=host).loopback is loopback

@@ -25,7 +25,7 @@ def serve(
     ] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Pictures computed at once, at most.")] = 16,
     max_wait: Annotated[float, typer.Option(min=0, help="Milliseconds a batch waits for more pictures.")] = 5,
-    queue: Annotated[int, typer.Option(min=1, help="Pictures that may wait; more are refused with 503.")] = 64,
+    queue: Annotated[int, typer.Option(min=1, help="Pictures that may wait; more are refused with 503.")] = 32,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is given up.")] = 30,
     max_megabytes: Annotated[float, typer.Option(min=0.001, help="Of one request.")] = 16,
 ) -> None:

@@ -120,7 +120,9 @@ def load_served(sources: Sequence[str], runtime: str) -> list[Served]:
         notes = tuple(getattr(model, "load_report", ()))
         if "fresh weights" in notes:
             notes = ("a name of the zoo: its weights are fresh and not trained",)
-        served = Served(_name(source, [s.name for s in found]), model, open_runtime(model, runtime), notes)
+        served = Served(
+            _name(source, [s.name for s in found]), model, open_runtime(model, runtime, source=source), notes
+        )
         served.probabilities([torch.zeros(model.config.channels, *model.config.preprocessing.size, dtype=torch.uint8)])
         found.append(served)
     return found

@@ -20,7 +20,7 @@ class ServeSettings:
 
     max_batch: int = 16  # pictures computed at once
     max_wait: float = 0.005  # seconds that a batch waits for pictures that are still being decoded
-    queue: int = 64  # pictures that may wait beside the batch that is being computed
+    queue: int = 32  # pictures that may wait beside the batch that is being computed
     timeout: float = 30.0  # seconds for reading a request, and again for answering it
 
     max_bytes: int = 16 * MEGABYTE  # of one request's body

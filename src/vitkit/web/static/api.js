@@ -24,6 +24,8 @@ async function answered(path, options = {}) {
   }
 }
 
+export const file = async (name) => (await answered(`/static/${name}`)).blob();
+
 const address = (path, fields) => `/api/v1/${path}?${new URLSearchParams(fields)}`;
 
 export async function get(path, fields = {}) {

@@ -1,6 +1,6 @@
 // The page: which picture, what is shown of it, and the parts that show it.
 
-import { Refused, explain, fromDataUrl, get, post } from "./api.js";
+import { Refused, explain, file, fromDataUrl, get, post } from "./api.js";
 import { loadColours, paint } from "./colours.js";
 import { $, bar, el, movedBy, percent, short } from "./dom.js";
 import { Look } from "./look.js";
@@ -67,8 +67,7 @@ async function lookAt(model, blob) {
 }
 
 async function openExample(name) {
-  const answer = await fetch(`/static/example-${name}.webp`);
-  await open(await answer.blob(), name);
+  await open(await file(`example-${name}.webp`), name);
 }
 
 // --- what is asked for -------------------------------------------------------------------------------
@@ -376,9 +375,9 @@ function play() {
 
 function wire() {
   $("file").addEventListener("change", (event) => {
-    const [file] = event.target.files;
-    event.target.value = "";
-    if (file) quietly(open(file));
+    const [chosen] = event.target.files;
+    if (chosen) quietly(open(chosen));
+    event.target.value = ""; // so that the same file can be chosen again
   });
   for (const [name, words] of Object.entries(EXAMPLES)) {
     const image = el("img", { src: `/static/example-${name}.webp`, alt: words, width: "320", height: "320" });
@@ -394,12 +393,12 @@ function wire() {
   addEventListener("drop", (event) => {
     event.preventDefault();
     veil(Boolean((inside = 0)));
-    const [file] = event.dataTransfer.files;
-    if (file) quietly(open(file));
+    const [dropped] = event.dataTransfer.files;
+    if (dropped) quietly(open(dropped));
   });
   addEventListener("paste", (event) => {
-    const file = [...event.clipboardData.files][0];
-    if (file) quietly(open(file));
+    const [pasted] = event.clipboardData.files;
+    if (pasted) quietly(open(pasted));
   });
   $("methods").addEventListener("change", (event) => set({ method: event.target.value }));
   $("class").addEventListener("change", (event) => set({ class: event.target.value }));

@@ -1,0 +1,112 @@
+"""Make the README's pictures of the page with Chromium.
+
+    python docs/make_screenshots.py MODEL [IMAGE] [--second MODEL] [--out docs/images]
+
+MODEL is what `vitkit serve` takes, IMAGE a picture file (default: one of the page's examples). A server is started on a
+free port and ended again. Pictures are kept below 300 kB each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+LIMIT = 300_000
+# name: width, height, theme, what is shown, and the patch that is pointed at (down and across, in 0..1)
+SHOTS: dict[str, tuple[int, int, str, str, tuple[float, float] | None]] = {
+    "page-light": (1280, 900, "light", "", (0.45, 0.55)),
+    "page-dark": (1280, 900, "dark", "", (0.45, 0.55)),
+    "page-classes": (1280, 860, "light", "method=relevance&versus=class", None),
+    "page-models": (1280, 860, "light", "versus=model&method=relevance", None),
+    "page-phone": (390, 844, "dark", "method=relevance", None),
+    "page-distance": (1280, 620, "light", "tab=distance", None),
+}
+
+
+@contextmanager
+def served(models: list[str]) -> Iterator[str]:
+    command = [sys.executable, "-m", "vitkit", "serve", *models, "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        told = []
+        for line in process.stderr:
+            told.append(line)
+            if found := re.search(r"serving on (http://\S+?)/ ", line):
+                yield found[1]
+                return
+        raise SystemExit("".join(told))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def shoot(browser: Any, address: str, name: str, image: Path | None, folder: Path) -> Path:
+    width, height, theme, shown, patch = SHOTS[name]
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme, device_scale_factor=2)
+    page.goto(f"{address}/#{shown}")
+    page.wait_for_selector("html[data-ready]")
+    if image is not None:
+        with page.expect_response("**/predict*"):
+            page.set_input_files("#file", image)
+    page.wait_for_timeout(2500)
+    if patch is not None:
+        box = page.locator(".frame canvas").first.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * patch[1], box["y"] + box["height"] * patch[0])
+        page.wait_for_timeout(1500)
+    path = folder / f"{name}.png"
+    save_small(page.screenshot(), path)
+    page.close()
+    return path
+
+
+def save_small(data: bytes, path: Path) -> None:
+    """As many pixels and colours as fit into the limit."""
+    whole = Image.open(io.BytesIO(data)).convert("RGB")
+    for scale in (1, 0.75, 0.6, 0.5):
+        size = round(whole.width * scale), round(whole.height * scale)
+        small = whole.resize(size, Image.Resampling.LANCZOS)
+        out = io.BytesIO()
+        small.quantize(256, dither=Image.Dither.FLOYDSTEINBERG).save(out, "PNG", optimize=True)
+        if out.tell() < LIMIT:
+            break
+    path.write_bytes(out.getvalue())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("image", type=Path, nargs="?")
+    parser.add_argument("--second", help="a second model, for the picture of two")
+    parser.add_argument("--only", nargs="+", choices=list(SHOTS), help="these pictures only")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
+    args = parser.parse_args()
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        raise SystemExit("no Chromium here: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    with served([args.model]) as one, sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        wanted = [name for name in args.only or SHOTS if name != "page-models"]
+        for name in wanted:
+            print(shoot(browser, one, name, args.image, args.out))
+        if args.second and "page-models" in (args.only or SHOTS):
+            with served([args.model, args.second]) as two:
+                print(shoot(browser, two, "page-models", args.image, args.out))
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
