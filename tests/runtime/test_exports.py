@@ -42,7 +42,13 @@ def test_100_photographs(to: str, raw: bool, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGE[to])
     pre = Preprocessing(size=(32, 32), crop=0.875, fit="crop", interpolation="bicubic", mean=(0.4, 0.5, 0.6))
     model = model_of(preprocessing=pre)
-    written = export(model, to, tmp_path / f"model{SUFFIX[to]}", Pictures(made_up(model.config, 9)), raw=raw)
+    written = export(
+        model,
+        to,
+        tmp_path / f"model{SUFFIX[to]}",
+        Pictures(made_up(model.config, 9, (40, 50))) if raw else Pictures(made_up(model.config, 9)),
+        raw=raw,
+    )
     assert written.check.difference < 1e-4
     runtime, about = open_exported(written.path)
     assert (about.config, about.class_names, about.raw) == (model.config, model.class_names, raw)
@@ -58,20 +64,19 @@ def test_100_photographs(to: str, raw: bool, tmp_path: Path) -> None:
     torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos", "box", "hamming"])
 @pytest.mark.parametrize(
     ("size", "crop", "fit"), [((24, 24), 0.9, "crop"), ((24, 16), 0.8, "crop"), ((20, 28), 1.0, "squash")]
 )
 def test_raw_pixels_are_pillows(interpolation: str, size: tuple[int, int], crop: float, fit: str) -> None:
-    """One level of difference for one value in a thousand is allowed: Pillow's weights have 22 bits."""
+    """Exactly: the same weights of 22 bits, the same rounding, the same order of passes."""
     pre = Preprocessing(size=size, crop=crop, fit=fit, interpolation=interpolation)
     raw = FromRaw(model_of(), pre)
     for i, shape in enumerate([(33, 47), (60, 20), (16, 12), (24, 24), (101, 64)]):
         picture = photo(i, shape)
         ours = raw.prepare(torch.from_numpy(np.array(picture))[None])[0]
         theirs = to_tensor(prepare(picture, pre)).float()
-        assert (ours - theirs).abs().max() <= 1
-        assert (ours != theirs).float().mean() <= 1e-3
+        assert torch.equal(ours, theirs), shape
 
 
 KINDS = {

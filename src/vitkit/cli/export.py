@@ -46,9 +46,8 @@ def export(
         raise ConfigError("--raw takes pictures of any size, and calibrating needs one; leave out --raw or --calibrate")
     loaded: Any = load(model, image_size=image_size)
     judged_on = data or calibrate
-    pictures = pictures_of(
-        open_evaluation(judged_on) if judged_on else None, loaded.config, _VERIFY if judged_on else 32
-    )
+    judged = open_evaluation(judged_on) if judged_on else None
+    pictures = pictures_of(judged, loaded.config, _VERIFY if judged else 32, raw)
     result = write(
         loaded,
         to,

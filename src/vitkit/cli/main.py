@@ -29,6 +29,7 @@ from vitkit.cli import (
     serve,
     study,
     train,
+    tune,
 )
 from vitkit.errors import VitkitError
 
@@ -73,6 +74,7 @@ app.command("explain")(explain.explain)
 app.command("predict")(predict.predict)
 app.command("embed")(embed.embed)
 app.command("export")(export.export)
+app.command("tune")(tune.tune)
 app.command("study")(study.study)
 app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)

@@ -55,13 +55,10 @@ def export(
     path = check_target(to, Path(out))
     if int8 and to == "torch-export":
         raise ConfigError("--to torch-export has no int8; choose onnx or openvino")
-    chosen = merged(model, merge)
-    chosen = FromRaw(chosen, model.config.preprocessing) if raw else chosen  # type: ignore[arg-type, union-attr]
-    about = metadata.write(model, raw=raw, int8=int8, merge=merge)
     with tempfile.TemporaryDirectory(prefix="vitkit-") as folder:
         beside = Path(folder, path.name)
         say(f"writing {path.name}")
-        _write(chosen, to, beside, about, int8, raw, calibration)
+        write_files(model, to, beside, int8, merge, raw, calibration)
         say("comparing it with the model")
         runtime, _ = open_exported(beside)
         check = compare(model, runtime, pictures, raw=raw, exact=not int8 and not merge)
@@ -86,25 +83,29 @@ def check_target(to: str, out: Path) -> Path:
     return out
 
 
-def _write(
+def write_files(
     model: nn.Module,
     to: str,
     path: Path,
-    about: dict[str, str],
-    int8: bool,
-    raw: bool,
-    calibration: Calibration | None,
+    int8: bool = False,
+    merge: int = 0,
+    raw: bool = False,
+    calibration: Calibration | None = None,
 ) -> None:
+    """Without comparing: `path`, and for OpenVINO its .bin."""
     from vitkit.runtime import onnx, openvino, torch_export
 
+    about = metadata.write(model, raw=raw, int8=int8, merge=merge)
+    config: Any = model.config
+    chosen = FromRaw(merged(model, merge), config.preprocessing) if raw else merged(model, merge)
     if to == "onnx":
-        proto = onnx.to_onnx(model, raw)
+        proto = onnx.to_onnx(chosen, raw)
         onnx.save(onnx.quantized(proto, calibration) if int8 else proto, path, about)
     elif to == "openvino":
-        converted = openvino.to_openvino(model, raw)
+        converted = openvino.to_openvino(chosen, raw)
         openvino.save(openvino.quantized(converted, calibration) if int8 else converted, path, about)
     else:
-        torch_export.save(torch_export.to_program(model, raw), path, about)
+        torch_export.save(torch_export.to_program(chosen, raw), path, about)
 
 
 def open_exported(path: str | Path, threads: int | None = None) -> tuple[Runtime, metadata.About]:

@@ -1,6 +1,6 @@
 """Preprocessing as part of an exported graph: raw pixels of any size in, logits out.
 
-Pillow resizes by two passes, columns first, and rounds to whole levels after each. A pass is a matrix product
+Pillow resizes by two passes, across and down, and rounds to whole levels after each. A pass is a matrix product
 with a table of weights, which is made inside the graph from the picture's size; so the graph gives Pillow's
 pixels, and therefore vitkit's own preprocessing, on every runtime. The centre is cut out by making only its rows.
 
@@ -10,12 +10,17 @@ Shapes: B pictures, H x W pixels, C channels; h x w the model's size.
 from __future__ import annotations
 
 import math
+from functools import cache
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
+from vitkit.errors import ConfigError
 from vitkit.model.config import Interpolation, Preprocessing
 
+_BITS, _HALF = 22, 11  # of Pillow's weights, and of half of one
 _SUPPORT: dict[Interpolation, float] = {"box": 0.5, "bilinear": 1.0, "hamming": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 
 
@@ -48,8 +53,6 @@ def weights(kind: Interpolation, have: Tensor, wanted: Tensor, first: Tensor, co
     """
     scale = have / wanted
     centre = (torch.arange(count, dtype=torch.float64, device=at.device) + first + 0.5)[:, None] * scale
-    if kind == "nearest":
-        return (at == centre.floor()).to(torch.float64)
     stretch = scale.clamp(min=1.0)
     support = _SUPPORT[kind] * stretch
     low = (centre - support + 0.5).floor().clamp(min=0.0)
@@ -57,6 +60,34 @@ def weights(kind: Interpolation, have: Tensor, wanted: Tensor, first: Tensor, co
     inside = (at >= low) & (at < high)
     table = filter_of(kind, (at + 0.5 - centre) / stretch) * inside.to(torch.float64)
     return table / table.sum(dim=1, keepdim=True)
+
+
+def whole_pass(x: Tensor, table: Tensor, across: bool) -> Tensor:
+    """One pass over whole levels, giving whole levels, exactly as Pillow rounds.
+
+    Pillow's weights are whole numbers of 22 bits. Here each is split in two of 11 bits, whose products with
+    levels, and their sums, are exact in float32.
+    """
+    whole = torch.where(table < 0, (table * 2.0**_BITS - 0.5).ceil(), (table * 2.0**_BITS + 0.5).floor())
+    high = (whole / 2.0**_HALF).floor()
+    low = whole - high * 2.0**_HALF
+    sums = [x @ t.float().transpose(0, 1) if across else t.float() @ x for t in (high, low)]
+    carry = ((sums[1] + 2.0 ** (_BITS - 1)) / 2.0**_HALF).floor()
+    return ((sums[0] + carry) / 2.0**_HALF).floor().clamp(0, 255)
+
+
+@cache
+def rows_may_come_first() -> bool:
+    """Pillow 13 begins with the rows when that side shrinks by more than twice as many pixels; older ones never do."""
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 10), dtype=np.uint8))
+    have, wanted = (torch.tensor(n, dtype=torch.float64) for n in (10.0, 12.0))
+    zero, at = torch.zeros((), dtype=torch.float64), torch.arange(40, dtype=torch.float64)
+    across = weights("bilinear", have, wanted, zero, 12, at[:10])
+    down = weights("bilinear", 4 * have, wanted, zero, 12, at)
+    x = torch.from_numpy(np.array(picture)).float()
+    rows_first = whole_pass(whole_pass(x, down, False), across, True)
+    theirs = np.asarray(picture.resize((12, 12), Image.Resampling.BILINEAR))
+    return bool((rows_first.numpy() == theirs).all())
 
 
 class FromRaw(nn.Module):
@@ -67,7 +98,10 @@ class FromRaw(nn.Module):
 
     def __init__(self, model: nn.Module, pre: Preprocessing) -> None:
         super().__init__()
+        if pre.interpolation not in _SUPPORT:
+            raise ConfigError(f"--raw cannot resize by interpolation={pre.interpolation!r}; leave --raw out")
         self.model, self.pre, self.config = model, pre, model.config
+        self.rows_may_come_first = rows_may_come_first()
         self.register_buffer("mean", torch.tensor(pre.mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(pre.std).view(-1, 1, 1), persistent=False)
 
@@ -81,15 +115,18 @@ class FromRaw(nn.Module):
         height, width = rows[-1] + 1, columns[-1] + 1
         resized = self.resized_to(height, width)
         x = pixels.permute(0, 3, 1, 2).float()  # B C H W
-        for have, wanted, size, at, across in (
-            (width, resized[1], self.pre.size[1], columns, True),
-            (height, resized[0], self.pre.size[0], rows, False),
-        ):
-            first = ((wanted - size) / 2).round()  # halves to even, as Python rounds
-            table = weights(self.pre.interpolation, have, wanted, first, size, at).float()
-            x = x @ table.transpose(0, 1) if across else table @ x
-            x = (x + 0.5).floor().clamp(0, 255)
-        return x
+        across = self.table(width, resized[1], self.pre.size[1], columns)
+        down = self.table(height, resized[0], self.pre.size[0], rows)
+        usual = whole_pass(whole_pass(x, across, True), down, False)
+        if not self.rows_may_come_first:
+            return usual
+        other = whole_pass(whole_pass(x, down, False), across, True)
+        rows_first = (height > resized[0]) & (height - resized[0] > 2 * (width - resized[1]))
+        return torch.where(rows_first, other, usual)
+
+    def table(self, have: Tensor, wanted: Tensor, size: int, at: Tensor) -> Tensor:
+        first = ((wanted - size) / 2).round()  # halves to even, as Python rounds
+        return weights(self.pre.interpolation, have, wanted, first, size, at)
 
     def resized_to(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
         """As `vitkit.data.preprocess.resized_to`, in the graph."""

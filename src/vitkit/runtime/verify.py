@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitkit.data import Source, normalise
+from vitkit.data.order import Order
+from vitkit.data.preprocess import prepare_pixels
 from vitkit.data.samples import Samples
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluate.run import evaluation_loader
@@ -38,10 +41,11 @@ class Pictures:
             yield normalise(part, config.preprocessing)
 
 
-def pictures_of(source: Source | None, config: AnyConfig, count: int) -> Pictures:
+def pictures_of(source: Source | None, config: AnyConfig, count: int, raw: bool = False) -> Pictures:
     """Up to `count` readable pictures spread evenly over a set; made-up ones when there is no set."""
     if source is None:
-        return Pictures(made_up(config, count))
+        height, width = config.preprocessing.size
+        return Pictures(made_up(config, count, (height * 5 // 4, width * 3 // 2) if raw else None))
     numbers = torch.linspace(0, len(source) - 1, min(count, len(source))).long().tolist()
     labelled = not source.multi_label and len(source.classes) == config.classes
     if source.pixels is not None:
@@ -49,10 +53,6 @@ def pictures_of(source: Source | None, config: AnyConfig, count: int) -> Picture
         assert pixels is not None
         labels = torch.from_numpy(source.labels[numbers]) if labelled else None
         return Pictures(pixels[numbers], labels, source.name)
-    import numpy as np
-
-    from vitkit.data.order import Order
-
     with evaluation_loader(source, config) as loader:
         batch = loader.samples.load(0, Order(np.array(numbers), np.zeros(len(numbers), dtype=np.int64)))
     if not len(batch):
@@ -91,11 +91,15 @@ class Check:
 def compare(
     model: nn.Module, runtime: Runtime, pictures: Pictures, raw: bool = False, exact: bool = True, batch: int = 7
 ) -> Check:
-    """`batch` is odd, and the last one smaller: a batch size that was baked in shows."""
+    """`batch` is odd, and the last one smaller: a batch size that was baked in shows.
+
+    With `raw` the pictures are taken as they would come from a file, and prepared on both sides.
+    """
     config: AnyConfig = model.config  # type: ignore[assignment]
     eager = Eager(model)
     theirs, ours = [], []
-    for images, pixels in zip(pictures.batches(config, batch), pictures.pixels.split(batch), strict=True):
+    for pixels in pictures.pixels.split(batch):
+        images = normalise(prepare_pixels(pixels, config.preprocessing) if raw else pixels, config.preprocessing)
         ours.append(eager.run(images))
         theirs.append(runtime.run(pixels.permute(0, 2, 3, 1).contiguous() if raw else images))
     return judge(torch.cat(ours), torch.cat(theirs), pictures, config.classes > 0, exact)
