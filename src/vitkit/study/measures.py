@@ -91,8 +91,9 @@ def _distance_to_ours(model: Model, images: Tensor) -> float | None:
     inputs = normalise(images, model.config.preprocessing)
     theirs = model(inputs)
     ours = build(model.config).eval()
+    assert isinstance(ours, ViT)
     ours.load_state_dict({name.replace(".theirs.", "."): t for name, t in model.state_dict().items()}, strict=False)
-    for mine, other in zip(ours.encoder.blocks, model.encoder.blocks, strict=True):  # type: ignore[union-attr]
+    for mine, other in zip(ours.encoder.blocks, model.encoder.blocks, strict=True):
         mine.attention = Attention.from_torch(other.attention.theirs)  # type: ignore[union-attr, arg-type]
     return float((ours(inputs) - theirs).abs().max())
 

@@ -1,0 +1,150 @@
+"""Findings are functions of the table: fed with made-up numbers, they say what those numbers say."""
+
+from typing import Any
+
+import pytest
+
+from vitkit.study.studies import STUDIES
+from vitkit.study.table import Finding, Row, Setting, Table
+
+JITTER = (-0.002, 0.0, 0.002)  # of the seeds, the same for all arms
+NOISE = ((0.05, -0.04, 0.0), (-0.05, 0.0, 0.05), (0.0, 0.06, -0.04))  # another for each arm: nothing can be seen
+
+
+def made_up(name: str, levels: dict[str, float], base: float = 0.9, **extra: Any) -> Table:
+    """All arms at `base`, those of `levels` moved by so much; one seed's jitter is common to all arms."""
+    rows = []
+    for arm in STUDIES[name].arms(Setting(28, 1, 10)):
+        level = base + levels.get(arm.name, 0.0)
+        tiny = (0.0001, -0.0001, 0.0)  # so that no interval is a point
+        accuracy = tuple(level + j + t * (len(rows) % 2) for j, t in zip(JITTER, tiny, strict=True))
+        more = tuple(extra[arm.name]) if arm.name in extra else _measured(arm.name, arm.measure)
+        losses = ((2.0, 1.0, 0.5),) * 3
+        rows.append(Row(arm.name, accuracy, arm.about, 1e-3, macs=10**6, seconds=1.0, extra=more, losses=losses))
+    return Table(tuple(rows), {"train": 3200, "classes": 10, "side": 28})
+
+
+def _measured(arm: str, measure: str) -> tuple[dict[str, Any], ...]:
+    found: dict[str, Any] = {}
+    if measure == "shift":
+        found = {"shifts": [0, 4], "by_shift": [0.9, 0.8]}
+    elif measure == "neighbours":
+        found = {"alone": 0.9, "among": 0.9, "changed": 0.0, "differs_from_ours": 1e-7}
+    elif measure == "sizes":
+        found = {"sizes": [20, 24], "by_size": [0.9, 0.8]}
+    elif measure == "reach":
+        found = {"distance": [[2.0, 8.0], [5.0, 5.0]], "even": 9.0}
+    return (found,) * 3 if found else ()
+
+
+def find(name: str, levels: dict[str, float], **extra: Any) -> Finding:
+    return STUDIES[name].find(made_up(name, levels, **extra))
+
+
+@pytest.mark.parametrize(
+    ("name", "arm", "less", "more"),
+    [
+        ("data-size", "ViT, 1/32", "points fewer than the ResNet", "points more than the ResNet"),
+        ("positions", "none", "5.0 points fewer than learned 1-D", "5.0 points more than learned 1-D"),
+        ("pooling", "mean", "5.0 points fewer than a class token", "5.0 points more than a class token"),
+        ("patch-size", "patch 2", "points fewer than patch 14", "points more than patch 14"),
+        ("patch-embed", "convolutional stem", "5.0 points fewer than plain", "5.0 points more than plain"),
+        ("attention-bug", "batch_first=False", "points fewer than the right", "points more than the right"),
+        ("scale-in-softmax", "softmax(qk)/√d v", "5.0 points fewer than the right", "5.0 points more than the right"),
+        ("resolution", "official", "points fewer than one that stays", "points more than one that stays"),
+        ("depth-width", "6 x 32", "points fewer than 1 x 84", "points more than 1 x 84"),
+        ("dropout", "0.1, all", "", "points more than none"),
+    ],
+)
+def test_both_directions(name: str, arm: str, less: str, more: str) -> None:
+    assert arm in [a.name for a in STUDIES[name].arms(Setting(28, 1, 10))]
+    assert less in " ".join(find(name, {arm: -0.05}).sentences)
+    assert more in " ".join(find(name, {arm: 0.05}).sentences)
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_noise_is_no_difference(name: str) -> None:
+    """Arms that only differ by the luck of seeds: no sentence claims more or less, nor agreement."""
+    study = STUDIES[name]
+    table = made_up(name, {})
+    rows = [
+        Row(
+            r.name, tuple(0.9 + n for n in NOISE[i % 3]), r.about, r.lr, macs=10**6, extra=_noisy(r, i), losses=r.losses
+        )
+        for i, r in enumerate(table.rows)
+    ]
+    found = study.find(Table(tuple(rows), table.data))
+    text = " ".join(found.sentences)
+    assert "no difference seen" in text.lower()
+    for claim in ("points more than", "points fewer than", "as in the paper", "unlike"):
+        assert claim not in text
+    assert len(found.sentences) == 2
+    assert all(s.endswith(".") and s[0] == s[0].upper() for s in found.sentences)
+
+
+def _noisy(row: Row, number: int) -> tuple[dict[str, Any], ...]:
+    noise = NOISE[number % 3]
+    if row.extra and "by_shift" in row.extra[0]:
+        return tuple({"shifts": [0, 4], "by_shift": [0.9, 0.8 + n]} for n in noise)
+    if row.extra and "distance" in row.extra[0]:
+        return tuple({"distance": [[3.0 + 9 * n, 8.0], [5.0 - 9 * n, 6.0]], "even": 9.0} for n in noise)
+    return row.extra
+
+
+def test_the_paper_is_named_when_it_agrees_and_when_not() -> None:
+    assert "as in the paper" in find("positions", {"none": -0.05}).sentences[0]
+    assert "unlike the paper" in find("positions", {"none": 0.05}).sentences[0]
+    assert "unlike the paper, where they are alike" in find("positions", {"RoPE": 0.05}).sentences[1]
+    assert "does not contradict" in find("pooling", {"mean": 0.0}).sentences[0]
+
+
+def test_data_size_sees_the_gap_close() -> None:
+    closing = find("data-size", {"ViT, 1/32": -0.1})
+    assert "gains on the ResNet by 10.0 points" in closing.sentences[1]
+    assert closing.sentences[1].endswith("as in the paper.")
+    opening = find("data-size", {"ViT, all": -0.1})
+    assert "falls behind the ResNet by 10.0 points" in opening.sentences[1]
+    assert opening.sentences[1].endswith("unlike the paper.")
+
+
+def test_shift_in_both_directions() -> None:
+    lost = {"shifts": [0, 4], "by_shift": [0.9, 0.6]}
+    assert "the ViT loses 20.0 points more" in find("shift", {}, ViT=[lost] * 3).sentences[1]
+    assert "the ViT loses 20.0 points less" in find("shift", {}, ResNet=[lost] * 3).sentences[1]
+
+
+def test_heads_in_both_directions() -> None:
+    deeper = {"distance": [[1.0, 3.0], [6.0, 7.0]], "even": 9.0}
+    nearer = {"distance": [[6.0, 7.0], [1.0, 3.0]], "even": 9.0}
+    found = find("heads", {}, trained=[deeper] * 3)
+    assert found.headline == "The last layer looks 4.5 pixels farther than the first"
+    assert "as in the paper" in found.sentences[0]
+    assert "as in the paper" in found.sentences[1]
+    found = find("heads", {}, trained=[nearer] * 3)
+    assert "4.5 pixels less far" in found.headline
+    assert "unlike the paper" in found.sentences[0]
+
+
+def test_attention_bug_names_its_cause_only_when_it_was_measured() -> None:
+    leaking = {"alone": 0.5, "among": 0.7, "changed": 0.25, "differs_from_ours": 2.0}
+    found = find(
+        "attention-bug",
+        {"batch_first=False": -0.1, "False, class token": -0.79},
+        **{"batch_first=False": [leaking] * 3},
+    )
+    assert "is not at fault: with batch_first=True its logits equal ours to 1e-07" in found.sentences[0]
+    assert "the cause is attention across the batch: 25.0%" in found.sentences[1].lower()
+    assert "reaches 11.0%, where guessing gives 10.0%" in found.sentences[1]
+    assert "the cause" not in find("attention-bug", {}).sentences[1].lower()
+    other = {"alone": 0.5, "among": 0.7, "changed": 0.0, "differs_from_ours": 0.5}
+    assert "computes something else" in find("attention-bug", {}, **{"batch_first=True": [other] * 3}).sentences[0]
+
+
+def test_patch_embed_tells_rounding_from_another_function() -> None:
+    table = made_up("patch-embed", {})
+    assert "which is rounding" in STUDIES["patch-embed"].find(table).sentences[0]
+    conv, linear, stem = table.rows
+    other = Row(linear.name, linear.accuracy, losses=((2.0, 1.1, 0.5),) * 3)
+    found = STUDIES["patch-embed"].find(Table((conv, other, stem), table.data))
+    assert "they are not one function" in found.sentences[0]
+    assert "differ" in found.headline

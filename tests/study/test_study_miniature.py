@@ -1,0 +1,62 @@
+"""Every study, in miniature: two steps, two seeds, a few dozen pictures."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from vitkit.model.summary import summarize
+from vitkit.study.run import run
+from vitkit.study.studies import STUDIES
+from vitkit.study.table import Setting
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all: studies share the trainings they have in common."""
+    return tmp_path_factory.mktemp("studies")
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_a_study_writes_table_figure_and_finding(name: str, tiny: str, out: Path) -> None:
+    result = run(name, tiny, out, steps=2, seeds=2)
+    arms = [arm.name for arm in STUDIES[name].arms(Setting(8, 1, 4))]
+    assert [row.name for row in result.table.rows] == arms
+    assert len(set(arms)) == len(arms)
+    assert all(len(row.accuracy) == 2 and min(row.accuracy) >= 0 for row in result.table.rows)
+    found = json.loads((out / name / f"{name}.json").read_text())
+    assert [a["arm"] for a in found["arms"]] == arms
+    assert found["finding"] == list(result.finding.sentences)
+    assert found["seeds"] == 2
+    assert f"--data {tiny} --steps 2 --seeds 2" in found["command"]
+    rows = list(csv.DictReader(io.StringIO((out / name / f"{name}.csv").read_text())))
+    assert [r["arm"] for r in rows] == arms
+    assert float(rows[0]["accuracy"]) == pytest.approx(result.table.rows[0].mean.mean)
+    page = (out / name / f"{name}.md").read_text()
+    assert f"({name}.png)" in page
+    assert result.finding.sentences[0] in page
+    for ending in ("png", "svg"):
+        assert (out / name / f"{name}.{ending}").stat().st_size > 5_000
+
+
+def test_equal_cost_is_equal() -> None:
+    """What is called equal in multiply-adds is so within a tenth, for every size of pictures."""
+    for side, channels in ((8, 1), (28, 1), (32, 3)):
+        s = Setting(side, channels, 10)
+        goal = summarize(s.vit())["gmacs"]
+        arms = [s.hybrid(), s.resnet(), *(a.config for a in STUDIES["depth-width"].arms(s))]
+        assert all(abs(summarize(c)["gmacs"] / goal - 1) < 0.1 for c in arms), side
+
+
+@pytest.mark.parametrize("side", [8, 28, 32])
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_arms_fit_every_size_of_pictures(name: str, side: int) -> None:
+    study = STUDIES[name]
+    arms = study.arms(Setting(side, 3, 5))
+    names = [arm.name for arm in arms]
+    assert not study.reference or study.reference in names
+    for arm in arms:
+        assert not arm.rate_of or names.index(arm.rate_of) < names.index(arm.name)
+        assert arm.before is None or names.index(arm.before.name) < names.index(arm.name)
