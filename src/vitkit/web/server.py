@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import threading
 import webbrowser
@@ -17,6 +18,8 @@ from vitkit.web.models import load_served
 from vitkit.web.settings import ServeSettings
 
 Say = Callable[[str], None]
+BACKLOG = 512  # connections that may wait to be accepted
+LAST_WORDS = 1.0  # seconds that a connection may still be silent after that
 LAME_DUCK = 0.5  # seconds between the signal and closing the door: whoever is on the way is still let in
 
 
@@ -30,10 +33,24 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.config.app.state.service.draining = True  # type: ignore[union-attr]
-        for _ in range(round(LAME_DUCK / 0.05)):
+        await self._while_connected(LAME_DUCK)
+        await self._close_door(sockets or [])
+        await self._while_connected(LAST_WORDS)  # whoever was let in last may not have spoken yet
+        await super().shutdown(sockets)
+
+    async def _while_connected(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.05)):
             if not self.force_exit and self.server_state.connections:
                 await asyncio.sleep(0.05)
-        await super().shutdown(sockets)
+
+    async def _close_door(self, sockets: list[socket.socket]) -> None:
+        """At a moment when nobody stands before it: those in the kernel's queue would be turned away unheard."""
+        for _ in range(1000):
+            if self.force_exit or not select.select(sockets, [], [], 0)[0]:
+                break
+            await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
 
 
 def serve(sources: Sequence[str], settings: ServeSettings, open_page: bool, say: Say) -> None:
@@ -49,6 +66,7 @@ def serve(sources: Sequence[str], settings: ServeSettings, open_page: bool, say:
             for note in served.notes:
                 say(f"note: {served.name}: {note}")
         app = create_app(models, settings)
+        listener.listen(BACKLOG)  # from the moment that it is said, everyone can come
         _say_where(settings, listener, open_page, say)
         config = uvicorn.Config(
             app,
@@ -59,7 +77,7 @@ def serve(sources: Sequence[str], settings: ServeSettings, open_page: bool, say:
             ws="none",
             timeout_keep_alive=15,
             timeout_graceful_shutdown=round(2 * settings.timeout),
-            backlog=512,
+            backlog=BACKLOG,
         )
         Server(config).run([listener])
         say("stopped; every accepted request was answered")
