@@ -98,15 +98,34 @@ def wait_for_step(out: Path, step: int, process: subprocess.Popen) -> None:
     raise AssertionError(f"the run never came to step {step}")
 
 
+def test_killed_with_two_processes_and_resumed_ends_with_the_same_bits(squares: str, tmp_path: Path) -> None:
+    """All of them at once and without warning, as when a machine loses power."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(command(squares, whole, 2))
+    words = command(squares, cut, 2, "--set", "save_every=0.01")
+    process = subprocess.Popen(words, env=environment(), stderr=subprocess.DEVNULL)
+    wait_for_step(cut, 20, process)
+    for victim in (*children_of(process.pid), process.pid):
+        os.kill(victim, signal.SIGKILL)
+    process.wait()
+    assert read(cut / "log.jsonl")[-1]["step"] < 50
+    run([*words, "--resume"])
+    assert losses(cut) == losses(whole)
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def children_of(process: int) -> list[int]:
+    found = subprocess.run(["pgrep", f"-P{process}"], capture_output=True, text=True, check=False)
+    return [int(p) for p in found.stdout.split()]
+
+
 def test_a_lost_process_is_survived(squares: str, alone: Path, tmp_path: Path) -> None:
     """torchrun starts all processes again, and the run goes on from its last checkpoint by itself."""
     out = tmp_path / "lost"
     words = command(squares, out, 2, "--set", "save_every=0.01", restarts=2)
     process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE)
     wait_for_step(out, 10, process)
-    workers = subprocess.run(["pgrep", "-f", f"-P{process.pid}"], capture_output=True, text=True, check=False)
-    children = [int(p) for p in workers.stdout.split()]
-    os.kill(children[-1], signal.SIGKILL)
+    os.kill(children_of(process.pid)[-1], signal.SIGKILL)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors.decode()[-3000:]
     assert losses(out) == pytest.approx(losses(alone), abs=1e-5)

@@ -10,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitkit
 from vitkit.errors import ConfigError, TrainError
@@ -112,6 +114,23 @@ HARD = {"ema": 0.9, "accumulate": 2, "augment": {"crop": "auto", "mixup": 0.4, "
 )
 def test_killed_and_resumed_ends_with_the_same_bits(short: dict, tmp_path: Path, extra: dict, kills: int) -> None:
     settings = TrainConfig(**{**short, **extra, "save_every": 0.01, "changes": {**short["changes"], "dropout": 0.1}})
+    assert_same_bits(settings, kills, tmp_path)
+
+
+@pytest.mark.slow
+def test_killed_with_loading_processes_and_resumed(short: dict, squares: str, tmp_path: Path) -> None:
+    """The pictures come from files, through two processes that load ahead of the step."""
+    arrays = np.load(squares)
+    for split in ("train", "val"):
+        for i, (pixels, label) in enumerate(zip(arrays[f"x_{split}"], arrays[f"y_{split}"], strict=True)):
+            path = tmp_path / "files" / split / str(label) / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels[:, :, 0]).save(path)
+    more = {"data": str(tmp_path / "files"), "workers": 2, "save_every": 0.01}
+    assert_same_bits(TrainConfig(**{**short, **more}), 3, tmp_path)
+
+
+def assert_same_bits(settings: TrainConfig, kills: int, tmp_path: Path) -> None:
     whole = settings.replace(out=str(tmp_path / "whole"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes that are killed: sums of threads differ in the last bit
