@@ -28,5 +28,5 @@ def demo(
     typer.echo(
         f"Reached {result.test['top1']:.1%} on {out}'s held-out digits in {result.seconds:.0f} seconds.\n"
         f"Look inside: {out / 'explained' / 'report.html'}\n"
-        f"Next: vitkit evaluate {out} digits, or vitkit train your-folder/"
+        f"Next: vitkit serve {out}, or vitkit train your-folder/"
     )
