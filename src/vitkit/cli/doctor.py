@@ -25,9 +25,10 @@ def doctor(as_json: JsonOption = False) -> None:
 
     Exits with code 1 when the self-test finds something wrong.
     """
-    found = {"versions": versions(), "devices": devices(), "optional": optional_packages(), "checks": self_test()}
+    checks = self_test()
+    found = {"versions": versions(), "devices": devices(), "optional": optional_packages(), "checks": checks}
     print_json(found) if as_json else _print(found)
-    if not all(check["ok"] for check in found["checks"]):
+    if not all(check["ok"] for check in checks):
         raise typer.Exit(1)
 
 
@@ -132,7 +133,7 @@ def _training() -> None:
     for _ in range(20):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     if not losses[-1] < losses[0] / 2:

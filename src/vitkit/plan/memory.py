@@ -111,7 +111,7 @@ class _Step:
             loss = torch.stack([loss_of(part, labels, self.train.loss) for part in parts]).mean()
             del output, parts
             kept = ledger.now - before
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             peak = ledger.peak - before
             del images, labels, loss
         for hook in hooks:

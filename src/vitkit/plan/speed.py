@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,7 @@ from vitkit.model.config import AnyConfig, ViTConfig
 from vitkit.model.summary import summarize
 from vitkit.model.vit import ViT
 from vitkit.plan.devices import Device
-from vitkit.plan.memory import Memory
+from vitkit.plan.memory import Memory, training_memory
 from vitkit.train import optim
 from vitkit.train.config import TrainConfig
 from vitkit.train.objective import Trainee, loss_of
@@ -82,10 +82,10 @@ def gpu_step(
     if mfu is not None:
         passes = flops / (mfu * compute)
     else:
-        traffic = PASSES * memory.activations * train.accumulate
-        if train.gradient_checkpointing:  # what was kept is not what was written: ask again without
-            traffic = PASSES * pictures * _activations(config, train)
-        passes = flops / (GEMM_SHARE * compute) + traffic / device.bandwidth
+        written: float = memory.activations * train.accumulate
+        if train.gradient_checkpointing:  # more was written than kept
+            written = pictures * _activations(config, train)
+        passes = flops / (GEMM_SHARE * compute) + PASSES * written / device.bandwidth
     held = memory.parameters + memory.gradients + memory.optimizer
     return StepTime(
         passes, 2 * held / device.bandwidth, _exchange(train, device, memory, processes, per_machine, passes)
@@ -94,8 +94,6 @@ def gpu_step(
 
 def _activations(config: AnyConfig, train: TrainConfig) -> float:
     """Bytes per picture without checkpointing."""
-    from vitkit.plan.memory import training_memory
-
     few = 4
     plain = train.replace(gradient_checkpointing=False, shard=False, accumulate=1)
     return training_memory(config, plain, few).activations / few
@@ -131,7 +129,7 @@ def _probe_batch(config: AnyConfig, train: TrainConfig, wanted: int) -> int:
     return max(1, min(wanted, round(PROBE_FLOPS / flops_per_picture(config, train.gradient_checkpointing))))
 
 
-def _timed(configs: list[AnyConfig], train: TrainConfig, batch: int, seconds: float) -> list[tuple[float, float]]:
+def _timed(configs: Sequence[AnyConfig], train: TrainConfig, batch: int, seconds: float) -> list[tuple[float, float]]:
     """Seconds of (forward and backward, update) of each; interleaved, the best of several rounds."""
     steps = [make_step(config, train, batch) for config in configs]
     best = [(math.inf, math.inf)] * len(steps)
@@ -162,7 +160,7 @@ def make_step(config: AnyConfig, train: TrainConfig, batch: int) -> Callable[[],
         start = time.perf_counter()
         output = trainee(images)
         parts = output.unbind(1) if output.ndim == 3 else (output,)
-        torch.stack([loss_of(part, labels, train.loss) for part in parts]).mean().backward()  # type: ignore[no-untyped-call]
+        torch.stack([loss_of(part, labels, train.loss) for part in parts]).mean().backward()
         middle = time.perf_counter()
         if train.clip:
             nn.utils.clip_grad_norm_(learning, train.clip, foreach=True)
