@@ -60,7 +60,8 @@ def attend(
     gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if on_weights is None and prefer_fused(q.device.type, k.shape[-2], gradients):
         if mask is not None:  # the kernel wants rows and columns, and additive masks of q's precision
-            mask = torch.atleast_2d(mask if mask.dtype == torch.bool else mask.to(q.dtype))
+            mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
+            mask = mask if mask.ndim > 1 else mask.reshape(1, -1)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)  # B H N K
     weights = attention_weights(q, k, mask)
     if on_weights is not None:

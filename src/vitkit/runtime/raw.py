@@ -52,13 +52,18 @@ def weights(kind: Interpolation, have: Tensor, wanted: Tensor, first: Tensor, co
     `at` are the numbers 0 .. have - 1; everything is float64, as in Pillow.
     """
     scale = have / wanted
-    centre = (torch.arange(count, dtype=torch.float64, device=at.device) + first + 0.5)[:, None] * scale
+    number = (torch.arange(count, dtype=torch.float64, device=at.device) + first)[:, None]
+    centre = (number + 0.5) * scale
+    # Between the centres of pixels, from whole numbers: accurate also where a runtime has no float64.
+    distance = ((2 * at + 1) * wanted - (2 * number + 1) * have) / (2 * wanted)
+    if kind == "box":  # its edge is sharp: Pillow's own rounding decides who is inside
+        distance = at + 0.5 - centre
     stretch = scale.clamp(min=1.0)
     support = _SUPPORT[kind] * stretch
     low = (centre - support + 0.5).floor().clamp(min=0.0)
     high = torch.minimum((centre + support + 0.5).floor(), have)
     inside = (at >= low) & (at < high)
-    table = filter_of(kind, (at + 0.5 - centre) / stretch) * inside.to(torch.float64)
+    table = filter_of(kind, distance / stretch) * inside.to(torch.float64)
     return table / table.sum(dim=1, keepdim=True)
 
 
@@ -110,9 +115,8 @@ class FromRaw(nn.Module):
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """Float B C h w with the whole levels that Pillow gives."""
-        rows = torch.ones_like(pixels[0, :, 0, 0], dtype=torch.float64).cumsum(0) - 1  # 0 .. H - 1
-        columns = torch.ones_like(pixels[0, 0, :, 0], dtype=torch.float64).cumsum(0) - 1
-        height, width = rows[-1] + 1, columns[-1] + 1
+        rows, columns = (torch.arange(n, dtype=torch.float64, device=pixels.device) for n in pixels.shape[1:3])
+        height, width = rows[-1:] + 1, columns[-1:] + 1  # one element: exporters take none for a float32 number
         resized = self.resized_to(height, width)
         x = pixels.permute(0, 3, 1, 2).float()  # B C H W
         across = self.table(width, resized[1], self.pre.size[1], columns)
