@@ -87,7 +87,7 @@ def _noisy(row: Row, number: int) -> tuple[dict[str, Any], ...]:
     if row.extra and "by_shift" in row.extra[0]:
         return tuple({"shifts": [0, 4], "by_shift": [0.9, 0.8 + n]} for n in noise)
     if row.extra and "distance" in row.extra[0]:
-        return tuple({"distance": [[3.0 + 9 * n, 8.0], [5.0 - 9 * n, 6.0]], "even": 9.0} for n in noise)
+        return tuple({"distance": [[3.0 + 9 * n, 8.0], [8.0, 3.0 - 9 * n]], "even": 9.0} for n in noise)
     return row.extra
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,16 +33,15 @@ def dots(axes: Axes, rows: Sequence[Row], names: Sequence[str] | None = None, gr
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     axes.set_axisbelow(True)
-    _frame(axes, rows)
-    axes.set_xlabel("test accuracy, % (dots: seeds; bar: 95% interval of their mean)")
+    axes.set_xlim(*_frame(accuracies(rows)))
+    axes.set_xlabel("test accuracy, % (bar: 95% interval)")
 
 
-def _frame(axes: Axes, rows: Sequence[Row]) -> None:
-    """The scale shows all seeds; an interval that is far wider than they are runs off its edge."""
-    values = 100 * np.concatenate([row.accuracy for row in rows])
-    low, high = float(values.min()), float(values.max())
-    room = max(0.35 * (high - low), 0.3)
-    axes.set_xlim(max(0.0, low - room), min(100.4, high + room))
+def _frame(percents: np.ndarray, room: float = 0.35) -> tuple[float, float]:
+    """A scale that shows all seeds; an interval that is far wider than they are runs off its edge."""
+    low, high = float(percents.min()), float(percents.max())
+    beyond = max(room * (high - low), 0.3)
+    return max(0.0, low - beyond), min(100.4, high + beyond)
 
 
 def dot_figure(rows: Sequence[Row], names: Sequence[str] | None = None, groups: Sequence[int] = ()) -> Figure:
@@ -51,22 +50,22 @@ def dot_figure(rows: Sequence[Row], names: Sequence[str] | None = None, groups: 
     return figure
 
 
-def line(
-    axes: Axes,
-    x: Sequence[float],
-    by_seed: np.ndarray,
-    number: int,
-    label: str,
-    marker: str = "o",
-) -> None:
-    """by_seed: seeds x places, in percent. The line is the mean, bars are 95% intervals."""
+def lines(axes: Axes, x: Sequence[float], by_name: dict[str, np.ndarray], room: float = 0.1) -> None:
+    """One line per name: its mean over seeds, with 95% intervals. Values are seeds x places, in percent."""
+    for number, (label, by_seed) in enumerate(by_name.items()):
+        _line(axes, x, by_seed, number, label)
+    axes.set_ylim(*_frame(np.concatenate([v.ravel() for v in by_name.values()]), room))
+    axes.set_ylabel("test accuracy, %")
+    axes.grid(axis="y")
+
+
+def _line(axes: Axes, x: Sequence[float], by_seed: np.ndarray, number: int, label: str) -> None:
     colour = COLOURS[number % len(COLOURS)]
     found = [interval(column.tolist()) for column in by_seed.T]
     means = np.array([f.mean for f in found])
     half = np.array([f.half if f.known else 0.0 for f in found])
-    axes.errorbar(
-        x, means, yerr=half, color=colour, marker=marker, markersize=4.5, linewidth=1.8, elinewidth=1.2, label=label
-    )
+    look: dict[str, Any] = {"marker": "os^Dv"[number % 5], "markersize": 4.5, "linewidth": 1.8, "elinewidth": 1.2}
+    axes.errorbar(x, means, yerr=half, color=colour, label=label, **look)
 
 
 def curves(axes: Axes, rows: Sequence[Row], names: Sequence[str] | None = None, window: float = 0.05) -> None:
@@ -79,6 +78,7 @@ def curves(axes: Axes, rows: Sequence[Row], names: Sequence[str] | None = None, 
         style = "-" if number < len(COLOURS) else ":"
         colour = COLOURS[number % len(COLOURS)]
         axes.plot(np.arange(len(smooth)) + width, smooth, style, color=colour, linewidth=1.5, label=label)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[attr-defined]
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")
     axes.grid(axis="y")
@@ -97,9 +97,8 @@ def baseline(axes: Axes, y: float, text: str) -> None:
     axes.annotate(text, (1, y), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8, color=GREY)
 
 
-def seeds_by(rows: Sequence[Row], key: str) -> np.ndarray:
-    """The measured list `key` of one row, seeds x places, in percent."""
-    (row,) = rows
+def measured(row: Row, key: str) -> np.ndarray:
+    """The measured list `key`, seeds x places, in percent."""
     return 100 * np.array([one[key] for one in row.extra])
 
 

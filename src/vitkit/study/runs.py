@@ -48,13 +48,22 @@ class Run:
 
     def describe(self, sets: Sets) -> dict[str, Any]:
         """Everything that the result depends on."""
-        about = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        about["config"] = {"kind": type(self.config).__name__, **self.config.to_dict()}
-        about["before"] = self.before.describe(sets) if self.before else None
-        return {**about, "data": sets.about(), "batch": fit.BATCH, "version": VERSION}
+        return {**chosen(self), "data": sets.about(), "batch": fit.BATCH, "version": VERSION}
 
     def key(self, sets: Sets) -> str:
         return hashlib.blake2b(canonical(self.describe(sets)).encode(), digest_size=8).hexdigest()
+
+
+def chosen(value: Any) -> Any:
+    """A dataclass as its kind and the fields that are not at their defaults: a field added later changes no key."""
+    if not dataclasses.is_dataclass(value):
+        return list(value) if isinstance(value, tuple) else value
+    found = {"kind": type(value).__name__}
+    for f in dataclasses.fields(value):
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if getattr(value, f.name) != default:
+            found[f.name] = chosen(getattr(value, f.name))
+    return found
 
 
 def recall(run: Run, sets: Sets, folder: Path) -> dict[str, Any] | None:

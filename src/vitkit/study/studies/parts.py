@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.explain.figures.style import new_figure
 from vitkit.model.config import ViTConfig
-from vitkit.study.draw import ROW, accuracies, dot_figure, dots, line, note, plain
+from vitkit.study.draw import ROW, accuracies, dot_figure, dots, lines, note, plain
 from vitkit.study.numbers import compare, gained, sentence, verdict
 from vitkit.study.table import Arm, Finding, Row, Setting, Study, Table
 
@@ -121,15 +121,13 @@ def _draw_patch(table: Table) -> Figure:
     figure = new_figure(3.2)
     axes = figure.subplots()
     x = [row.macs / 1e6 for row in table.rows]
-    line(axes, x, accuracies(table.rows), 0, "")
+    lines(axes, x, {"": accuracies(table.rows)}, room=0.35)
     means = accuracies(table.rows).mean(axis=0)
     for row, place, mean in zip(table.rows, x, means, strict=True):
         note(axes, place, mean, f"{row.name}\n{row.about['tokens']} tokens")
     axes.set_xscale("log")
-    axes.margins(x=0.12, y=0.28)
+    axes.margins(x=0.12)
     axes.set_xlabel("million multiply-adds per picture (logarithmic)")
-    axes.set_ylabel("test accuracy, %")
-    axes.grid(axis="y")
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vitkit.explain.figures.style import new_figure
-from vitkit.study.draw import accuracies, legend_above, line, seeds_by
+from vitkit.study.draw import accuracies, legend_above, lines, measured
 from vitkit.study.numbers import Interval, compare, difference, gained, interval, points, sentence, spread, verdict
 from vitkit.study.table import Arm, Finding, Setting, Study, Table
 
@@ -60,15 +60,11 @@ def _draw_size(table: Table) -> Figure:
     axes = figure.subplots()
     train = table.data["train"]
     x = [max(table.data["classes"], round(train * share)) for share in SHARES.values()]
-    for number, kind in enumerate(MODELS):
-        rows = [table[f"{kind}, {label}"] for label in SHARES]
-        line(axes, x, accuracies(rows), number, kind, "os^"[number])
+    lines(axes, x, {kind: accuracies([table[f"{kind}, {label}"] for label in SHARES]) for kind in MODELS})
     axes.set_xscale("log")
     axes.set_xticks(x, [f"{n:,}\n({label})" for n, label in zip(x, SHARES, strict=True)])
     axes.minorticks_off()
     axes.set_xlabel("training pictures (share of the set)")
-    axes.set_ylabel("test accuracy, %")
-    axes.grid(axis="y")
     legend_above(figure, axes, 3)
     return figure
 
@@ -129,12 +125,9 @@ def _draw_shift(table: Table) -> Figure:
     figure = new_figure(3.2)
     axes = figure.subplots()
     x = table.rows[0].extra[0]["shifts"]
-    for number, kind in enumerate(MODELS):
-        line(axes, x, seeds_by([table[kind]], "by_shift"), number, kind, "os^"[number])
+    lines(axes, x, {kind: measured(table[kind], "by_shift") for kind in MODELS})
     axes.set_xticks(x)
     axes.set_xlabel(f"pixels that test pictures of {table.data['side']} pixels are moved by")
-    axes.set_ylabel("test accuracy, %")
-    axes.grid(axis="y")
     legend_above(figure, axes, 3)
     return figure
 

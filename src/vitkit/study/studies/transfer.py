@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vitkit.explain.figures.style import new_figure
-from vitkit.study.draw import ROW, dots, legend_above, line, seeds_by
+from vitkit.study.draw import ROW, dots, legend_above, lines, measured
 from vitkit.study.numbers import compare, gained, sentence, verdict
 from vitkit.study.table import Arm, Finding, Setting, Study, Table
 
@@ -50,15 +50,12 @@ def _draw(table: Table) -> Figure:
     fine = table.where(kind="fine")
     figure = new_figure(2.7 + ROW * len(fine) + 0.6)
     upper, lower = figure.subplots(2, 1, height_ratios=[2.2, ROW * len(fine) + 0.2])
-    for number, way in enumerate(WAYS):
-        row = table[f"{way}, untrained"]
-        line(upper, row.extra[0]["sizes"], seeds_by([row], "by_size"), number, way)
-    upper.set_xticks(table[f"{WAYS[0]}, untrained"].extra[0]["sizes"])
+    sizes = table[f"{WAYS[0]}, untrained"].extra[0]["sizes"]
+    lines(upper, sizes, {way: measured(table[f"{way}, untrained"], "by_size") for way in WAYS})
+    upper.set_xticks(sizes)
     upper.set_xlabel("pixels a side, before any fine-tuning")
-    upper.set_ylabel("test accuracy, %")
-    upper.grid(axis="y")
     dots(lower, fine, groups=[*range(len(WAYS)), 0, 0, 0])
-    lower.set_xlabel("test accuracy after fine-tuning, % (dots: seeds; bar: 95% interval)")
+    lower.set_xlabel("test accuracy after fine-tuning, %")
     legend_above(figure, upper, 3)
     return figure
 
