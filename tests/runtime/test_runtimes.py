@@ -1,0 +1,165 @@
+"""Every runtime against PyTorch as it is, what is missing by name, and what `vitkit tune` finds and keeps."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitkit
+from peers import randomize
+from vitkit.cli.main import run
+from vitkit.errors import ConfigError, MissingPackage
+from vitkit.model.config import ViTConfig
+from vitkit.runtime import open_runtime, tuned
+from vitkit.runtime.compiled import compiler
+from vitkit.runtime.example import made_up
+from vitkit.runtime.tune import merges, tune
+from vitkit.runtime.verify import Pictures, judge
+
+CONFIG = ViTConfig(image_size=32, patch_size=8, width=32, depth=2, heads=2, mlp_width=48, classes=10)
+
+
+def model_of(config: ViTConfig = CONFIG, **changes):
+    torch.manual_seed(0)
+    return randomize(vitkit.create(config.replace(**changes)), scale=0.15)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "openvino", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("merge", [0, 3])
+def test_the_same_as_eager(kind: str, merge: int) -> None:
+    if kind == "compiled" and compiler() is None:
+        pytest.skip("no C++ compiler")
+    if kind != "compiled":
+        pytest.importorskip({"onnx": "onnxruntime", "openvino": "openvino"}[kind])
+    model = model_of()
+    runtime, eager = (open_runtime(model, k, merge=merge) for k in (kind, "eager"))
+    for count in (1, 5):
+        images = torch.randn(count, 3, 32, 32)
+        torch.testing.assert_close(runtime.run(images), eager.run(images), atol=2e-5, rtol=1e-4)
+    assert runtime.name == (f"{kind} merge 3" if merge else kind)
+
+
+def test_int8_is_named_and_close() -> None:
+    pytest.importorskip("onnxruntime")
+    model, images = model_of(), torch.randn(8, 3, 32, 32)
+    runtime = open_runtime(model, "onnx", int8=True)
+    assert runtime.name == "onnx int8"
+    check = judge(open_runtime(model).run(images), runtime.run(images), Pictures(images), True, exact=False)
+    assert 1e-4 < check.spread < 0.1
+
+
+def test_half_precision_and_gradients_are_left_alone() -> None:
+    model = model_of().to(torch.bfloat16)
+    logits = open_runtime(model, "eager").run(torch.randn(2, 3, 32, 32))
+    assert (logits.dtype, logits.requires_grad) == (torch.float32, False)
+
+
+@pytest.mark.parametrize(("kind", "package"), [("onnx", "onnxruntime"), ("openvino", "openvino")])
+def test_a_missing_package_is_named(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackage, match=rf"pip install 'vitkit\[{kind}\]'"):
+        open_runtime(model_of(), kind)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Did you mean eager"):
+        open_runtime(model_of(), "eagre")
+    with pytest.raises(ConfigError, match="no int8"):
+        open_runtime(model_of(), "eager", int8=True)
+    with pytest.raises(ConfigError, match="no tokens"):
+        open_runtime(vitkit.create("resnet-28px"), merge=2)
+
+
+def test_ways_of_merging_suit_the_model() -> None:
+    assert merges(vitkit.create("mu")) != [0]
+    assert 8 in merges(vitkit.create("vit-ti/16"))  # the paper's
+    assert merges(model_of(positions="rope-2d")) == []
+
+
+def test_tune_takes_the_fastest_that_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With speeds and answers that are given: merging is fastest but wrong, int8 is right, eager is slow."""
+    from vitkit.runtime import tune as module
+
+    class Fake:
+        def __init__(self, name: str, speed: float, wrong: int) -> None:
+            self.name, self.speed, self.wrong = name, speed, wrong
+
+        def run(self, images: torch.Tensor) -> torch.Tensor:
+            logits = torch.eye(10)[torch.arange(len(images)) % 10] * 5
+            if self.wrong:
+                logits[:: self.wrong] = logits[:: self.wrong].roll(1, dims=1)
+            return logits
+
+    def fake(model, kind="auto", *, int8=False, merge=0, **rest):
+        return Fake(kind, 1.0 + 2 * int8 + 4 * bool(merge), 2 if merge else 0)
+
+    monkeypatch.setattr(module, "open_runtime", fake)
+    monkeypatch.setattr(module, "images_per_second", lambda rs, images, s: {n: r.speed for n, r in rs.items()})
+    model = model_of()
+    found = tune(model, Pictures(made_up(CONFIG, 40)), kinds=["eager", "onnx"])
+    assert (found.winner.choice.runtime, found.winner.choice.int8, found.winner.choice.merge) == ("onnx", True, 0)
+    assert found.winner.ratio == 3.0
+    judged = [row.choice.merge > 0 for row in found.rows if row.check is not None and row.ratio is not None]
+    assert judged.count(False) == 1, "what is slower than the winner is not judged"
+    loose = tune(model, Pictures(made_up(CONFIG, 40)), max_drop=0.6, kinds=["eager", "onnx"])
+    assert loose.winner.choice.merge > 0
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["vitkit", *map(str, args)])
+        with pytest.raises(SystemExit) as done:
+            run()
+        captured = capsys.readouterr()
+        return int(done.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def test_tune_predict_and_what_makes_a_choice_invalid(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "m.safetensors"
+    vitkit.save(model_of(), path, class_names=[f"class {i}" for i in range(10)])
+    pictures = np.random.default_rng(0).integers(0, 256, (24, 40, 40, 3), dtype=np.uint8)
+    (tmp_path / "loose").mkdir()
+    for i, pixels in enumerate(pictures):
+        Image.fromarray(pixels).save(tmp_path / "loose" / f"{i}.png")
+    code, text, err = command("tune", path, tmp_path / "loose", "--runtimes", "onnx", "--seconds", 0)
+    assert code == 0, err
+    assert "best: onnx" in text
+    assert "stored in" in text
+    assert "agreement with the model" in text
+    folder = tmp_path / "m.safetensors.tuned"
+    assert {p.name for p in folder.iterdir()} == {"tuned.json", "model.onnx"}
+    image = tmp_path / "loose" / "0.png"
+    told = json.loads(command("predict", path, image, "--json")[1])
+    assert told["runtime"].startswith("onnx")
+    assert json.loads(command("predict", path, image, "--json", "--runtime", "eager")[1])["runtime"] == "eager"
+    with monkeypatch.context() as patched:
+        patched.setattr(tuned, "machine", lambda: {"cpu": "another"})
+        code, text, err = command("predict", path, image, "--json")
+        assert json.loads(text)["runtime"] == "eager"
+        assert "another machine" in err
+    vitkit.save(model_of(depth=1), path, class_names=[f"class {i}" for i in range(10)])
+    code, text, err = command("predict", path, image, "--json")
+    assert json.loads(text)["runtime"] == "eager"
+    assert "other weights" in err
+    (folder / "tuned.json").write_text("{")
+    assert "damaged" in command("predict", path, image)[2]
+
+
+def test_tune_says_what_does_not_fit(command, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    vitkit.save(model_of(), path)
+    for args, words in (
+        (("--max-drop", "3"), "such as 0.5%"),
+        (("--runtimes", "onx"), "Did you mean onnx"),
+        (("nowhere",), "no file or folder"),
+    ):
+        code, _, err = command("tune", path, *args)
+        assert (code, words in err) == (2, True), err
