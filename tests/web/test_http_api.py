@@ -456,3 +456,23 @@ def test_names_from_clients_are_only_repeated() -> None:
     answer = ask("POST", "/api/predict", files=[("a", (odd, picture()))])
     assert answer.status_code == 200
     assert isinstance(json.loads(answer.content)["predictions"][0]["file"], str)
+
+
+def test_explaining_and_predicting_at_once_do_not_meet() -> None:
+    """Looking inside hooks into the model; a prediction that ran through the same hooks would spoil both."""
+    app = create_app((MODEL,), ServeSettings())
+    pictures = [picture(seed=i) for i in range(4)]
+
+    async def visit(client: httpx.AsyncClient) -> None:
+        calm = [(await client.post("/api/explain?method=gradcam&class=1", content=p)).json() for p in pictures]
+        asked = [client.post("/api/explain?method=gradcam&class=1", content=p) for p in pictures for _ in range(3)]
+        others = [client.post("/api/predict", content=pictures[0]) for _ in range(36)]
+        answers = await asyncio.gather(*asked, *others)
+        assert [answer.status_code for answer in answers] == [200] * 48
+        for i in range(4):
+            for busy in answers[3 * i : 3 * i + 3]:
+                np.testing.assert_allclose(busy.json()["values"], calm[i]["values"], rtol=1e-5, atol=1e-9)
+
+    with_client(app, visit)
+    assert MODEL.vit is not MODEL.model
+    assert next(MODEL.vit.parameters()) is next(MODEL.model.parameters())

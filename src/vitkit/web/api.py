@@ -22,8 +22,10 @@ def service_of(request: Request) -> Service:
     return service
 
 
-def known_fields_only(request: Request) -> None:
-    """A misspelt field is an error, not a silent default."""
+async def known_fields_only(request: Request) -> None:
+    """A misspelt field is an error, not a silent default. (Not `async`, it would be run in a thread.)"""
+    if not request.scope["query_string"]:
+        return
     known = {p.alias for p in request.scope["route"].dependant.query_params}
     for name in request.query_params:
         if name not in known:
@@ -89,7 +91,7 @@ async def explain(
 @api.get("/model", summary="What is served here", response_model=says.ModelAnswer, responses=says.READING)
 async def about(request: Request, model: Served = None) -> Response:
     service = service_of(request)
-    told = service.model(model).describe([served.name for served in service.models])
+    told = await service.in_thread(service.model(model).describe, [served.name for served in service.models])
     limits = {key: getattr(service.settings, key) for key in ("max_bytes", "max_pixels", "max_pictures")}
     return JSONResponse({**told, "limits": limits})
 

@@ -91,7 +91,7 @@ class Door:
     """Lets in who may come in: by the host that was asked for, and by the token."""
 
     def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
-        self.app, self.settings = app, settings
+        self.app, self.settings, self.loopback = app, settings, settings.loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in HEALTH:
@@ -104,7 +104,7 @@ class Door:
         """Without a token, a page elsewhere must not reach this machine's own server under a name of its choice."""
         name = headers.get("host", "localhost").rsplit(":", 1)
         host = name[0] if len(name) == 2 and name[1].isdigit() else headers.get("host", "localhost")
-        if not self.settings.loopback or host.lower() in (*LOCAL, self.settings.host):
+        if not self.loopback or host.lower() in (*LOCAL, self.settings.host):
             return None
         told = f"this server answers to localhost, not to {host[:60]!r}; start it with --token, or --host for others"
         return Problem(400, "wrong_host", told).response()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,10 +100,11 @@ class Served:
         told = "offsets" if relative else "similarity"
         return {"kind": kind, "shows": told, "axes": axes, "values": np.round(values, 4).tolist()}
 
-    @property
+    @cached_property
     def vit(self) -> ViT:
+        """For looking inside: a twin with the same weights, so that nothing it does meets a prediction on its way."""
         if isinstance(self.model, ViT):
-            return self.model
+            return copy.deepcopy(self.model, {id(t): t for t in (*self.model.parameters(), *self.model.buffers())})
         kind = type(self.model).__name__
         raise Problem(422, "no_attention", f"{self.name} is a {kind}: it has no attention to look at, only predictions")
 

@@ -25,6 +25,7 @@ from vitkit.web.worker import Worker
 
 T = TypeVar("T")
 EXPLAIN_QUEUE = 16
+SMALL = 2**18  # bytes
 
 
 class Service:
@@ -117,7 +118,11 @@ class Service:
         with self.intake.reading() as held:
             body = await held.read(request)
             worker.check_room()  # a full server says so before it does anything
-            found = await self.in_thread(uploads, request.headers.get("content-type", ""), body, most)
+            kind = request.headers.get("content-type", "")
+            if len(body) < SMALL:  # a thread would cost more than it saves
+                found = uploads(kind, body, most)
+            else:
+                found = await self.in_thread(uploads, kind, body, most)
             work = asyncio.ensure_future(answer(found))
             gone = asyncio.ensure_future(_disconnected(request))
             try:
@@ -151,8 +156,8 @@ def _predictions(
     for i, (upload, row) in enumerate(zip(found, rows, strict=True)):
         if not np.isfinite(row).all():
             raise Problem(500, "not_finite", "the model's answer is no finite number; its weights may be damaged")
-        best = np.argsort(-row, kind="stable")[:top] if served.classes else []
-        ranked = [{"class": int(c), "name": served.classes[c], "probability": float(f"{row[c]:.6g}")} for c in best]
+        best: Sequence[int] = np.argsort(-row, kind="stable")[:top].tolist() if served.classes else []
+        ranked = [{"class": c, "name": served.classes[c], "probability": float(f"{row[c]:.6g}")} for c in best]
         one: dict[str, Any] = {"file": upload.name, "classes": ranked}
         if pixels is not None:
             shown = to_picture(pixels[i]) if len(pixels[i]) == 3 else pixels[i][0].numpy()

@@ -164,7 +164,7 @@ export function distance(model, found, values, go) {
   const [near, far] = [means[0], means[layers - 1]].map((m) => m.toFixed(most < 20 ? 1 : 0));
   return card(model,
     hint(`How far each head looks, in pixels between patch centres, on this picture. Layer 1 looks ${near} pixels away on average, ` +
-      `the last ${far}. Click a head to see it on the picture.`), chart);
+      `the last ${far}. Click a head to see it on the picture.`), el("div", { class: "chart-room" }, chart));
 }
 
 // --- layers ------------------------------------------------------------------------------------------
