@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -72,14 +75,13 @@ def to_openvino(model: nn.Module, raw: bool = False) -> Any:
 
 def quantized(model: Any, calibration: Calibration | None) -> Any:
     """Without pictures the weights alone become int8; with pictures the activations too, by NNCF."""
-    import logging
-
     nncf = need("nncf", "int8 for OpenVINO", "openvino")
     nncf.set_log_level(logging.ERROR)
-    if calibration is None:
-        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
-    pictures = nncf.Dataset([batch.numpy() for batch in calibration])
-    return nncf.quantize(model, pictures, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(calibration))
+    with contextlib.redirect_stdout(io.StringIO()):  # it draws bars where our answers go
+        if calibration is None:
+            return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+        pictures = nncf.Dataset([batch.numpy() for batch in calibration])
+        return nncf.quantize(model, pictures, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(calibration))
 
 
 def save(model: Any, path: Path, metadata: dict[str, str]) -> None:
