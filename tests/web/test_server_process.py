@@ -66,7 +66,11 @@ def until(true: Callable[[], Any]) -> None:
 
 
 def test_sigterm_under_load_answers_everything_that_was_accepted(checkpoint: Path) -> None:
-    """Clients that go on asking until they are refused a connection never see one of their requests lost."""
+    """Eight clients ask until they are refused a connection. What the server has accepted it answers.
+
+    A client may find its last connection reset: one that stood in the kernel's queue when the door was closed, which
+    the server never saw. On a connection that has been answered before, nothing is ever lost.
+    """
     statuses: Counter[int] = Counter()
     lost: list[str] = []
     body = picture()
@@ -74,14 +78,20 @@ def test_sigterm_under_load_answers_everything_that_was_accepted(checkpoint: Pat
 
         def client() -> None:
             while True:
+                told = 0
                 try:
                     with httpx.Client(base_url=address, timeout=60) as session:
                         for _ in range(50):
-                            statuses[session.post("/api/predict", content=body).status_code] += 1
+                            answer = session.post("/api/predict", content=body)
+                            statuses[answer.status_code] += 1
+                            told += 1
+                            if answer.headers.get("connection") == "close":
+                                break
                 except httpx.ConnectError:
                     return  # the door is closed
                 except httpx.HTTPError as e:
-                    lost.append(repr(e))
+                    if told or not isinstance(e, httpx.ReadError | httpx.RemoteProtocolError | httpx.WriteError):
+                        lost.append(repr(e))
                     return
 
         clients = [threading.Thread(target=client, daemon=True) for _ in range(8)]

@@ -53,6 +53,7 @@ class Outside:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start, status = time.perf_counter(), 0
+        self.service.begun += 1
 
         async def decorated(message: Message) -> None:
             nonlocal status
@@ -65,11 +66,14 @@ class Outside:
                 if self.service.draining:
                     headers["Connection"] = "close"
             await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                self.service.answered += 1
 
         try:
             await self.app(scope, receive, decorated)
         except ClientGone:
             status = 499  # nobody reads an answer
+            self.service.gone += 1
         except Exception:
             traceback.print_exc(file=sys.stderr)
             if status == 0:

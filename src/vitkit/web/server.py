@@ -15,6 +15,7 @@ import uvicorn
 from vitkit.errors import ConfigError
 from vitkit.web.app import create_app
 from vitkit.web.models import load_served
+from vitkit.web.service import Service
 from vitkit.web.settings import ServeSettings
 
 Say = Callable[[str], None]
@@ -80,7 +81,13 @@ def serve(sources: Sequence[str], settings: ServeSettings, open_page: bool, say:
             backlog=BACKLOG,
         )
         Server(config).run([listener])
-        say("stopped; every accepted request was answered")
+        say(_last_words(app.state.service))
+
+
+def _last_words(service: Service) -> str:
+    lost = service.begun - service.answered - service.gone
+    done = "every accepted request was answered" if not lost else f"{lost:,} accepted requests were not answered"
+    return f"stopped after {service.answered:,} answers; {done}"
 
 
 def _bind(settings: ServeSettings) -> socket.socket:

@@ -35,6 +35,7 @@ class Service:
         self.models, self.settings = models, settings
         self.metrics, self.intake = Metrics(), Intake(settings)
         self.draining = False
+        self.begun = self.answered = self.gone = 0  # requests: read, answered to the end, left by their clients
         self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="decode")
         self._predict: dict[str, Worker[Tensor, np.ndarray]] = {}
         self._explain: dict[str, Worker[tuple[Tensor, Question], tuple[bytes, str]]] = {}
