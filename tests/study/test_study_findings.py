@@ -109,8 +109,8 @@ def test_data_size_sees_the_gap_close() -> None:
 
 def test_shift_in_both_directions() -> None:
     lost = {"shifts": [0, 4], "by_shift": [0.9, 0.6]}
-    assert "the ViT loses 20.0 points more" in find("shift", {}, ViT=[lost] * 3).sentences[1]
-    assert "the ViT loses 20.0 points less" in find("shift", {}, ResNet=[lost] * 3).sentences[1]
+    assert "ViT loses 20.0 points more than the ResNet" in find("shift", {}, ViT=[lost] * 3).sentences[1]
+    assert "ViT loses 20.0 points less than the ResNet" in find("shift", {}, ResNet=[lost] * 3).sentences[1]
 
 
 def test_heads_in_both_directions() -> None:

@@ -48,8 +48,6 @@ def test_killed_and_continued(tiny: str, tmp_path: Path) -> None:
     kept = {p.name: p.stat().st_mtime_ns for p in (cut / "runs").glob("*.json")}
     assert 3 <= len(kept) < 15
     assert not (cut / "pooling").exists()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads)
     told: list[bool] = []
     run("pooling", tiny, cut, steps=20, seeds=2, watcher=Watcher(done=lambda what, acc, known: told.append(known)))
     assert told.count(True) == len(kept)
@@ -88,7 +86,7 @@ def test_two_arms_of_one_seed_see_the_same_pictures(tiny: str, monkeypatch: pyte
     sets = open_sets(tiny)
     for config, seed in ((S.vit(), 0), (S.resnet(), 0), (S.vit(), 1)):
         seen.append([])
-        runs._trained(Run(config, 4, 1e-3, seed, share=0.5), sets, lambda: None)
+        runs._trained(Run(config, 4, 1e-3, seed, share=0.5), sets)
     assert seen[0] == seen[1] != seen[2]
 
 
@@ -122,7 +120,7 @@ def test_weights_are_taken_over_with_their_positions(tiny: str) -> None:
     sets = open_sets(tiny)
     before = Run(S.vit(image_size=4, patch_size=2), 2, 1e-3, 0)
     after = Run(S.vit(image_size=8, patch_size=2), 0, 0.0, 0, before=before)
-    model, old = start(after, sets), runs._trained(before, sets, lambda: None)[0]
+    model, old = start(after, sets), runs._trained(before, sets)[0]
     assert torch.equal(model.head.classifier.weight, old.head.classifier.weight)
     table, given = model.positions.learned[1:].unflatten(0, (4, 4)), old.positions.learned[1:].unflatten(0, (2, 2))
     for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):  # the official way keeps corners

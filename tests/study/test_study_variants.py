@@ -92,13 +92,13 @@ def test_neighbours_measures_the_leak(tiny: str) -> None:
         model = start(Run(config, 1, 1e-3, 0, variant), sets)
         for p in model.parameters():
             torch.manual_seed(p.numel())
-            nn.init.normal_(p, std=0.3)
+            nn.init.normal_(p, std=0.5)
         found[variant] = neighbours(model, sets)
     assert found[""]["changed"] == found["torch"]["changed"] == 0
     assert found[""]["differs_from_ours"] is None
-    assert found["torch"]["differs_from_ours"] < 1e-3
-    assert found["torch-batch"]["differs_from_ours"] > 0.1
-    assert found["torch-batch"]["alone"] != found["torch-batch"]["among"]
+    assert found["torch"]["differs_from_ours"] < 1e-4
+    assert found["torch-batch"]["differs_from_ours"] > 1e-2
+    assert found["torch-batch"]["changed"] > 0
 
 
 def test_moving_pictures() -> None:

@@ -70,6 +70,8 @@ def _line(axes: Axes, x: Sequence[float], by_seed: np.ndarray, number: int, labe
 
 def curves(axes: Axes, rows: Sequence[Row], names: Sequence[str] | None = None, window: float = 0.05) -> None:
     """Training loss, a running mean over seeds and steps."""
+    from matplotlib.ticker import MaxNLocator
+
     for number, row in enumerate(rows):
         losses = np.mean([one[: min(map(len, row.losses))] for one in row.losses], axis=0)
         width = max(1, round(window * len(losses)))
@@ -78,7 +80,7 @@ def curves(axes: Axes, rows: Sequence[Row], names: Sequence[str] | None = None, 
         style = "-" if number < len(COLOURS) else ":"
         colour = COLOURS[number % len(COLOURS)]
         axes.plot(np.arange(len(smooth)) + width, smooth, style, color=colour, linewidth=1.5, label=label)
-    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[attr-defined]
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")
     axes.grid(axis="y")

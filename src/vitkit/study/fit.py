@@ -9,7 +9,6 @@ result repeats to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +34,7 @@ class Recipe:
     clip: float = 1.0
 
 
-def fit(model: Model, source: PixelSource, recipe: Recipe, on_step: Callable[[], None] = lambda: None) -> list[float]:
+def fit(model: Model, source: PixelSource, recipe: Recipe) -> list[float]:
     """Train in place; returns the loss of every step. A loss that is not finite ends the training."""
     pre = model.config.preprocessing
     config = TrainConfig(optimizer="adamw", lr=recipe.lr, weight_decay=recipe.weight_decay)
@@ -60,7 +59,6 @@ def fit(model: Model, source: PixelSource, recipe: Recipe, on_step: Callable[[],
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            on_step()
             if len(losses) == recipe.steps:
                 break
     return losses

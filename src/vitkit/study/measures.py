@@ -71,9 +71,10 @@ def neighbours(model: Model, sets: Sets) -> dict[str, Any]:
     """Judged alone, and judged twice among different others: an image model must not care."""
     images, labels = _test(sets, 512)
     order = torch.from_numpy(permutation(0, 0, len(images), "others"))
-    among = fit.answers(model, images, fit.BATCH)
+    batch = min(fit.BATCH, max(2, len(images) // 8))  # several batches, or there are no other neighbours
+    among = fit.answers(model, images, batch)
     elsewhere = torch.empty_like(among)
-    elsewhere[order] = fit.answers(model, images[order], fit.BATCH)
+    elsewhere[order] = fit.answers(model, images[order], batch)
     alone = fit.answers(model, images, 1)
     return {
         "alone": float((alone == labels).float().mean()),

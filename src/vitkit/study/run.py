@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -28,7 +27,6 @@ class Watcher:
     """Told what is going on; by default nobody is."""
 
     plan: Callable[[Plan, int], None] = lambda plan, trainings: None
-    step: Callable[[], None] = lambda: None
     done: Callable[[str, float, bool], None] = lambda what, accuracy, remembered: None
 
 
@@ -70,7 +68,7 @@ def run(
     table = carry_out(arms, sets, plan.steps, seeds, out / "runs", watcher)
     about = {"command": _command(name, data, plan.steps, seeds), "steps": plan.steps, "batch": BATCH, "seeds": seeds}
     about |= {"machine": machine(), "seconds_here": round(time.perf_counter() - began, 1), "data": sets.about()}
-    about |= {"training_seconds": round(_spent(arms, table), 1)}
+    about |= {"training_seconds": round(sum(row.spent for row in table.rows), 1)}
     result = Result(study, table, study.find(table), about)
     write(result, out / name)
     return result
@@ -100,10 +98,6 @@ def machine() -> str:
     return f"{cores}, torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}"
 
 
-def _spent(arms: list[Arm], table: Table) -> float:
-    return sum(row.about.get("spent", 0.0) for row in table.rows)
-
-
 # --- the trainings -----------------------------------------------------------------------------------
 
 
@@ -128,18 +122,18 @@ def _row(
         results.append(_finished(one, sets, folder, watcher, f"{arm.name}, seed {seed}"))
     counted = summarize(arm.config)
     tried = RATES_AFTER if arm.before else RATES
-    spent = sum(r["cpu_seconds"] for r in (*results, *searched))
     extra = [{k: v for k, v in r.items() if k not in _ALWAYS} for r in results]
     row = Row(
         name=arm.name,
         accuracy=tuple(r["accuracy"] for r in results),
-        about={**arm.about, "spent": spent, "picture_share": arm.share},
+        about=arm.about,
         lr=lr if arm.length else None,
         at_edge=bool(arm.length) and not arm.rate_of and lr in (tried[0], tried[-1]),
         params=counted["params"],
         macs=round(counted["gmacs"] * 1e9),
         pictures=of_length(steps, arm.length) * min(BATCH, len(sets.part(arm.share, 0))),
         seconds=sum(r["cpu_seconds"] for r in results) / len(results),
+        spent=sum(r["cpu_seconds"] for r in (*results, *searched)),
         extra=tuple(extra) if any(extra) else (),
         losses=tuple(tuple(r["losses"]) for r in results),
     )
@@ -185,10 +179,6 @@ def _run(arm: Arm, steps: int, lr: float, seed: int, rates: dict[str, float], se
 
 def _finished(one: Run, sets: Sets, folder: Path, watcher: Watcher, what: str) -> dict[str, Any]:
     remembered = recall(one, sets, folder) is not None
-    found = finish(one, sets, folder, watcher.step)
+    found = finish(one, sets, folder)
     watcher.done(what, found["accuracy"], remembered)
     return found
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -75,13 +74,13 @@ def recall(run: Run, sets: Sets, folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def finish(run: Run, sets: Sets, folder: Path, on_step: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def finish(run: Run, sets: Sets, folder: Path) -> dict[str, Any]:
     """The result of the run: remembered, or made now and remembered."""
     known = recall(run, sets, folder)
     if known is not None:
         return known
     wall, cpu = time.perf_counter(), time.process_time()
-    model, losses = _trained(run, sets, on_step)
+    model, losses = _trained(run, sets)
     result = _judge(run, model, sets)
     result |= {"losses": losses, "seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
     content = json.dumps({"run": run.describe(sets), "result": result}, indent=1)
@@ -90,11 +89,11 @@ def finish(run: Run, sets: Sets, folder: Path, on_step: Callable[[], None] = lam
     return result
 
 
-def _trained(run: Run, sets: Sets, on_step: Callable[[], None]) -> tuple[Model, list[float]]:
+def _trained(run: Run, sets: Sets) -> tuple[Model, list[float]]:
     model = start(run, sets)
     source = resized(sets.part(run.share, run.seed), run.config.image_size[0])
     recipe = fit.Recipe(run.steps, run.lr, run.seed)
-    return model, fit.fit(model, source, recipe, on_step) if run.steps else []
+    return model, fit.fit(model, source, recipe) if run.steps else []
 
 
 def start(run: Run, sets: Sets) -> Model:
@@ -122,7 +121,7 @@ def _take_over(model: Model, weights: dict[str, torch.Tensor], run: Run) -> None
 @lru_cache(maxsize=8)
 def _weights(run: Run, sets: Sets) -> dict[str, torch.Tensor]:
     """Training is repeated rather than kept on disk: the same seed gives the same weights."""
-    model, _ = _trained(run, sets, lambda: None)
+    model, _ = _trained(run, sets)
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 

@@ -73,7 +73,8 @@ class Row:
     params: int = 0
     macs: int = 0  # for one picture
     pictures: int = 0  # seen in a training, each as often as it was seen
-    seconds: float = 0.0  # of one training with its judgement
+    seconds: float = 0.0  # of one training with its judgement, processor time
+    spent: float = 0.0  # of all trainings of the arm, the search included
     extra: tuple[dict[str, Any], ...] = ()  # what was measured besides, one per seed
     losses: tuple[tuple[float, ...], ...] = ()  # of every step, one per seed
 

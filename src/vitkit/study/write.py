@@ -67,8 +67,7 @@ def as_json(result: Result) -> dict[str, Any]:
     study, table = result.study, result.table
     arms = []
     for record, row in zip(records(result), table.rows, strict=True):
-        about = {k: v for k, v in row.about.items() if k != "spent"}
-        arm = {**record, "accuracy_by_seed": list(row.accuracy), "rate_at_edge": row.at_edge, "about": about}
+        arm = {**record, "accuracy_by_seed": list(row.accuracy), "rate_at_edge": row.at_edge, "about": row.about}
         if row.extra:
             arm["measured_by_seed"] = list(row.extra)
         if study.curves:
