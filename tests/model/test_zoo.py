@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitkit
 from vitkit.errors import ConfigError
-from vitkit.model.config import ResNetConfig, ViTConfig
+from vitkit.model.config import ResNetConfig, StemConfig, ViTConfig
 from vitkit.model.summary import summarize
 from vitkit.model.zoo import ZOO, config
 
@@ -33,6 +33,9 @@ OWN = {
     "vit-28px/7": 455_050,
     "vit-28px/4": 455_050,
     "vit-32px/4": 811_146,
+    "conv+8px/2": 187_018,
+    "conv+28px/8": 280_426,
+    "conv+32px/8": 674_826,
     "vit-lite-7/4": 3_722_250,  # published: 3.72M
     "resnet-26": 15_995_176,
     "resnet-50": 25_557_032,  # as timm's resnet50 with its 53,120 BatchNorm weights, here GroupNorm's
@@ -71,7 +74,7 @@ def test_multiply_adds_agree_with_torch(name: str) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.head(model.tokens(images)) if isinstance(model, vitkit.ViT) else model(images)
     norms = 0
-    if isinstance(model.config, ViTConfig) and model.config.stem:
+    if isinstance(model.config, ViTConfig) and isinstance(model.config.stem, StemConfig):
         shapes = [row["shape"] for row in about["layers"] if row["kind"] in ("LayerNorm", "GroupNorm")]
         standardized = sum(p.numel() for p in model.stem.parameters() if p.ndim == 4)
         norms = 5 * sum(torch.Size(s).numel() for s in shapes) + 4 * standardized

@@ -21,7 +21,7 @@ from vitkit.model.config import AnyConfig, ViTConfig
 from vitkit.model.head import MapPool
 from vitkit.model.patches import PatchEmbedding
 from vitkit.model.positions import AddedPositions, RelativeBias
-from vitkit.model.stem import StdConv
+from vitkit.model.stem import ResNetStem, StdConv
 from vitkit.model.vit import ViT
 
 
@@ -59,7 +59,7 @@ def layer_table(model: Model) -> list[Layer]:
     """One row per part that computes something, in the order an image meets them."""
     rows: dict[str, Layer] = {}
     counted: set[int] = set()
-    hybrid = isinstance(model, ViT) and model.stem is not None
+    hybrid = isinstance(model, ViT) and isinstance(model.stem, ResNetStem)
 
     def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         out = output[0] if isinstance(output, tuple) else output

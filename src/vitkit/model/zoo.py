@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from vitkit.errors import ConfigError, did_you_mean
-from vitkit.model.config import AnyConfig, ResNetConfig, StemConfig, ViTConfig
+from vitkit.model.config import AnyConfig, ConvStemConfig, ResNetConfig, StemConfig, ViTConfig
 
 
 def _vit(size: int, patch: int, width: int, depth: int, heads: int, mlp_width: int, **more: Any) -> ViTConfig:
@@ -22,7 +22,10 @@ def _resnet(size: int, layers: tuple[int, ...], width: int = 64, **more: Any) ->
 
 
 _GREY = {"channels": 1, "classes": 10}
+_MEAN = {"pooling": "mean", "class_token": False, "classes": 10}
 _R, _R26, _R50 = StemConfig(()), StemConfig((2, 2, 2, 2)), StemConfig((3, 4, 6, 3))
+_C8, _C28 = ConvStemConfig((32, 64), (1, 1)), ConvStemConfig((16, 32), (2, 1))
+_C32 = ConvStemConfig((64, 128), (2, 2))
 _R50_16 = StemConfig((3, 4, 9))  # the third stage takes the blocks of the fourth, to stop at stride 16
 
 # fmt: off
@@ -46,6 +49,10 @@ ZOO: dict[str, AnyConfig] = {
     "vit-28px/4":   _vit( 28,   4,    96,   4,   4,   384, **_GREY),
     "vit-32px/4":   _vit( 32,   4,   128,   6,   4,   256, classes=10),
     "vit-lite-7/4": _vit( 32,   4,   256,   7,   4,   512, classes=10),
+    # for small pictures and little time: plain convolutions before the patches
+    "conv+8px/2":   _vit(  8,   2,    64,   3,   4,   256, stem=_C8, channels=1, **_MEAN),
+    "conv+28px/8":  _vit( 32,   8,    96,   2,   4,   384, stem=_C28, channels=1, **_MEAN),  # enlarged to 32
+    "conv+32px/8":  _vit( 32,   8,   128,   4,   4,   256, stem=_C32, **_MEAN),
     # the CNN that ViT is compared with
     "resnet-26":    _resnet(224, (2, 2, 2, 2)),
     "resnet-50":    _resnet(224, (3, 4, 6, 3)),

@@ -33,6 +33,7 @@ from vitkit.train.replay import save_replay
 from vitkit.train.schedule import grown_size, rate
 from vitkit.train.state import restore, save_model, state_of
 
+EVALUATION_SHARE = 0.05  # of a budget may go into looking how good the model is
 BAD_STEPS = 5  # so many losses in a row that are not finite end the run
 
 
@@ -81,7 +82,9 @@ class Loop:
         self.best: dict[str, float] = {}
         self.validation: dict[str, float] = {}
         self.evaluations_done = 0
-        self.evaluation_seconds = 0.0
+        self.evaluation_seconds = 0.0  # of the last one
+        self.evaluation_total = 0.0
+        self.too_much_evaluation = False
         self.stop_asked = False
 
     # --- progress ----------------------------------------------------------------------------------
@@ -127,8 +130,10 @@ class Loop:
         return self.finish()
 
     def agree(self) -> tuple[float, bool]:
-        """Progress and the wish to stop, the same in all processes."""
-        progress, stop = self.world.largest(self.progress(), float(self.stop_asked))
+        """Progress, the wish to stop, and whether evaluation took too much of a budget: the same in all processes."""
+        share = self.evaluation_total / max(1.0, self.elapsed) if self.config.budget else 0.0
+        progress, stop, share = self.world.largest(self.progress(), float(self.stop_asked), share)
+        self.too_much_evaluation = share > EVALUATION_SHARE
         return progress, bool(stop)
 
     def train_step(self, batch: Batch, progress: float) -> float:
@@ -231,9 +236,9 @@ class Loop:
         return round(self.step / len(self.parts.loader), 4)
 
     def evaluation_due(self, progress: float) -> bool:
-        """At most `evaluations` of them, evenly spread, and always at the end."""
+        """At most `evaluations` of them, evenly spread, and always at the end; fewer when a budget is short."""
         due = int(progress * self.config.evaluations + 1e-9)
-        return progress >= 1 or due > self.evaluations_done
+        return progress >= 1 or (due > self.evaluations_done and not self.too_much_evaluation)
 
     def evaluate(self, log: Log | None) -> None:
         before = time.monotonic()
@@ -250,6 +255,7 @@ class Loop:
             self.best = {"score": score, "step": self.step, **self.validation}
             save_model(self, self.out / "best.safetensors")
         self.evaluation_seconds = time.monotonic() - before
+        self.evaluation_total += self.evaluation_seconds
         if log is not None:
             log.write(**line)
         self.watcher.evaluated(line | {"best": best})

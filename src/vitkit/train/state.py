@@ -18,7 +18,7 @@ from vitkit.train.world import whole
 if TYPE_CHECKING:
     from vitkit.train.loop import Loop
 
-_NUMBERS = ("step", "skipped", "bad_in_a_row", "evaluations_done", "evaluation_seconds")
+_NUMBERS = ("step", "skipped", "bad_in_a_row", "evaluations_done", "evaluation_seconds", "evaluation_total")
 
 
 def state_of(loop: Loop) -> dict[str, Any]:
