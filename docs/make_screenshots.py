@@ -54,6 +54,7 @@ def served(models: list[str]) -> Iterator[str]:
 def shoot(browser: Any, address: str, name: str, image: Path | None, folder: Path) -> Path:
     width, height, theme, shown, patch = SHOTS[name]
     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme, device_scale_factor=2)
+    page.set_default_timeout(120_000)
     page.goto(f"{address}/#{shown}")
     page.wait_for_selector("html[data-ready]")
     if image is not None:
@@ -71,13 +72,13 @@ def shoot(browser: Any, address: str, name: str, image: Path | None, folder: Pat
 
 
 def save_small(data: bytes, path: Path) -> None:
-    """As many pixels and colours as fit into the limit."""
+    """As many pixels as fit into the limit in full colour; only the last resort has 256 colours."""
     whole = Image.open(io.BytesIO(data)).convert("RGB")
-    for scale in (1, 0.75, 0.6, 0.5):
+    for scale, colours in ((1, 0), (0.75, 0), (0.6, 0), (0.5, 0), (0.5, 256)):
         size = round(whole.width * scale), round(whole.height * scale)
         small = whole.resize(size, Image.Resampling.LANCZOS)
         out = io.BytesIO()
-        small.quantize(256, dither=Image.Dither.FLOYDSTEINBERG).save(out, "PNG", optimize=True)
+        (small.quantize(colours) if colours else small).save(out, "PNG", optimize=True)
         if out.tell() < LIMIT:
             break
     path.write_bytes(out.getvalue())
