@@ -4,7 +4,8 @@ On a GPU two things take time one after the other: matrix products, at `GEMM_SHA
 compute, and everything else, which reads and writes memory: `PASSES` times the activations that the
 backward pass needs, at the full bandwidth. The two shares were fitted to timm's published training speeds on
 an RTX 3090 (results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv: ViT-Ti/16, S/16, B/16, B/32, L/32),
-which they give within 10%, but for Ti/16, which is really a fifth slower. Then the optimiser, which reads and
+which they give within 15%, but for Ti/16, which is really a fifth slower. A model too small to keep the GPU
+busy waits for its kernels to be started. Then the optimiser, which reads and
 writes its state once, and the part of the exchange of gradients that the backward pass cannot hide.
 
 A CPU is measured: two shallow copies of the model (one and three blocks) are trained for a few steps, and the
@@ -33,6 +34,7 @@ from vitkit.train.objective import Trainee, loss_of
 
 GEMM_SHARE = 0.85
 PASSES = 12
+LAUNCH = 3e-4  # seconds to start the kernels of one block, forward and backward, from Python
 BACKWARD = 2 / 3  # of a step; exchange of gradients hides behind it
 PROBE_FLOPS = 1.5e11  # a measured step should not take longer than a few seconds
 
@@ -86,6 +88,8 @@ def gpu_step(
         if train.gradient_checkpointing:  # more was written than kept
             written = pictures * _activations(config, train)
         passes = flops / (GEMM_SHARE * compute) + PASSES * written / device.bandwidth
+        blocks = config.depth if isinstance(config, ViTConfig) else sum(config.stem.layers)
+        passes = max(passes, LAUNCH * blocks * train.accumulate)
     held = memory.parameters + memory.gradients + memory.optimizer
     return StepTime(
         passes, 2 * held / device.bandwidth, _exchange(train, device, memory, processes, per_machine, passes)
