@@ -150,7 +150,7 @@ def trained(given: list[str] | None, budget: str) -> list[dict[str, Any]]:
             )
             source = str(Path(folder, "run"))
         model: Any = vitkit.load(source)
-    pictures = pictures_of(open_data(data, "test"), model.config, 10_000)
+    pictures = pictures_of(open_data(data, "test"), model.config, 10_000, model=model)
     rows: list[dict[str, Any]] = []
     plain = logits_of(open_runtime(model, "eager"), pictures, model.config, 200).argmax(-1)
     for int8 in (False, True):

@@ -47,7 +47,7 @@ def export(
     loaded: Any = load(model, image_size=image_size)
     judged_on = data or calibrate
     judged = open_evaluation(judged_on) if judged_on else None
-    pictures = pictures_of(judged, loaded.config, _VERIFY if judged else 32, raw)
+    pictures = pictures_of(judged, loaded.config, _VERIFY if judged else 32, raw, loaded)
     result = write(
         loaded,
         to,

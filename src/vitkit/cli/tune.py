@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from vitkit.runtime.tune import Row, Tuned
 
-_CALIBRATE = 64
+_CALIBRATE, _FEW = 64, 100  # pictures
 _WIDTH = 40  # of the drawing
 
 
@@ -51,9 +51,11 @@ def tune(
     drop, kinds = _share(max_drop), _kinds(runtimes)
     loaded: Any = load(model, image_size=image_size)
     source, calibration = _pictures(data, loaded.config)
-    judged = pictures_of(source, loaded.config, pictures if source is not None else 64)
+    judged = pictures_of(source, loaded.config, pictures if source is not None else 64, model=loaded)
     if source is None:
         typer.echo("note: no DATA was given: agreement is measured on made-up pictures; yours tell more", err=True)
+    elif len(judged) < _FEW:
+        typer.echo(f"note: {len(judged)} pictures are few: one of them is {1 / len(judged):.1%}", err=True)
     with _live(not as_json) as show:
         found = search(loaded, judged, drop, latency, kinds, calibration, seconds, show)
     files = exported(loaded, found.winner.choice, calibration)
@@ -146,11 +148,10 @@ def _table(rows: list[Row]) -> tuple[Callable[[Any], None], Table]:
 
 def _cells(row: Row, words: bool = False) -> Any:
     choice = row.choice
-    name = choice.name + (" calibrated" if choice.calibrated else "")
     speed = row.problem if row.speed is None else f"{row.speed:.1f}"
     ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
     right = "" if row.right is None else f"{row.right:.2%}"
-    cells = (name, str(choice.batch_size), str(choice.threads or "all"), speed or "", ratio, right)
+    cells = (choice.name, str(choice.batch_size), str(choice.threads or "all"), speed or "", ratio, right)
     names = ("way", "batch", "threads", "images_per_second", "ratio", "right")
     return dict(zip(names, cells, strict=True)) if words else cells
 

@@ -36,7 +36,7 @@ class Choice:
 
     @property
     def name(self) -> str:
-        return described(self.runtime, self.int8, self.merge)
+        return described(self.runtime, self.int8, self.merge) + (" calibrated" if self.calibrated else "")
 
 
 def machine() -> dict[str, Any]:

@@ -15,6 +15,7 @@ from vitkit.data.order import Order
 from vitkit.data.preprocess import prepare_pixels
 from vitkit.data.samples import Samples
 from vitkit.errors import ConfigError, DataError
+from vitkit.evaluate.classes import columns_of
 from vitkit.evaluate.run import evaluation_loader
 from vitkit.model.config import AnyConfig
 from vitkit.runtime.base import Runtime
@@ -41,23 +42,39 @@ class Pictures:
             yield normalise(part, config.preprocessing)
 
 
-def pictures_of(source: Source | None, config: AnyConfig, count: int, raw: bool = False) -> Pictures:
-    """Up to `count` readable pictures spread evenly over a set; made-up ones when there is no set."""
+def pictures_of(
+    source: Source | None, config: AnyConfig, count: int, raw: bool = False, model: nn.Module | None = None
+) -> Pictures:
+    """Up to `count` readable pictures spread evenly over a set; made-up ones when there is no set.
+
+    With `model` they have labels, as numbers of its classes, where the set is about the same classes.
+    """
     if source is None:
         height, width = config.preprocessing.size
         return Pictures(made_up(config, count, (height * 5 // 4, width * 3 // 2) if raw else None))
     numbers = torch.linspace(0, len(source) - 1, min(count, len(source))).long().tolist()
-    labelled = not source.multi_label and len(source.classes) == config.classes
+    own = _own_classes(source, model) if not source.multi_label else None
     if source.pixels is not None:
         pixels = Samples(source, config.preprocessing, channels=config.channels).pixels
         assert pixels is not None
-        labels = torch.from_numpy(source.labels[numbers]) if labelled else None
+        labels = None if own is None else own[torch.from_numpy(source.labels[numbers])]
         return Pictures(pixels[numbers], labels, source.name)
     with evaluation_loader(source, config) as loader:
         batch = loader.samples.load(0, Order(np.array(numbers), np.zeros(len(numbers), dtype=np.int64)))
     if not len(batch):
         raise DataError(f"no picture of {source.name} can be read; `vitkit data check` says why")
-    return Pictures(batch.images, batch.labels if labelled else None, source.name)
+    return Pictures(batch.images, None if own is None else own[batch.labels], source.name)
+
+
+def _own_classes(source: Source, model: nn.Module | None) -> Tensor | None:
+    """The model's number of each class of the set; None where the set is not about the model's classes."""
+    if model is None:
+        return None
+    try:
+        columns = columns_of(model, source)
+    except ConfigError:
+        return None
+    return torch.arange(len(source.classes)) if columns is None else torch.from_numpy(columns)
 
 
 @dataclass(frozen=True)
