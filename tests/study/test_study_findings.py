@@ -52,7 +52,7 @@ def find(name: str, levels: dict[str, float], **extra: Any) -> Finding:
         ("attention-bug", "batch_first=False", "points fewer than the right", "points more than the right"),
         ("scale-in-softmax", "softmax(qk)/√d v", "5.0 points fewer than the right", "5.0 points more than the right"),
         ("resolution", "official", "points fewer than one that stays", "points more than one that stays"),
-        ("depth-width", "6 x 32", "points fewer than 1 x 84", "points more than 1 x 84"),
+        ("depth-width", "7 x 32", "points fewer than 1 x 84", "points more than 1 x 84"),
         ("dropout", "0.1, all", "", "points more than none"),
     ],
 )

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from vitkit.model.build import build
 from vitkit.model.vit import ViT
-from vitkit.study import variants
+from vitkit.study import measures, variants
 from vitkit.study.measures import moved, neighbours, shifts
 from vitkit.study.runs import Run, start
 from vitkit.study.sets import open_sets
@@ -98,7 +98,27 @@ def test_neighbours_measures_the_leak(tiny: str) -> None:
     assert found[""]["differs_from_ours"] is None
     assert found["torch"]["differs_from_ours"] < 1e-4
     assert found["torch-batch"]["differs_from_ours"] > 1e-2
-    assert found["torch-batch"]["changed"] > 0
+
+
+class Gossip(nn.Module):
+    """Answers for each picture with a class that depends on all pictures of the batch, or on itself alone."""
+
+    config = S.vit()
+
+    def __init__(self, across: bool) -> None:
+        super().__init__()
+        self.across = across
+
+    def forward(self, x: Tensor) -> Tensor:
+        told = (x * 127.5 + 127.5).round().sum(dim=(1, 2, 3)).long()
+        told = told.sum().expand(len(x)) if self.across else told
+        return nn.functional.one_hot(told % 4, 4).float()
+
+
+def test_changed_answers_are_counted(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "_distance_to_ours", lambda model, images: None)
+    assert neighbours(Gossip(across=False), open_sets(tiny))["changed"] == 0  # type: ignore[arg-type]
+    assert neighbours(Gossip(across=True), open_sets(tiny))["changed"] > 0.25  # type: ignore[arg-type]
 
 
 def test_moving_pictures() -> None:

@@ -121,14 +121,19 @@ def keep(path: Path, asked: dict[str, Any], plan: Plan) -> None:
 DIGITS = {"train": 1467, "val": 160, "test": 170}  # what the default set has
 
 
+@lru_cache(maxsize=1000)
+def training_macs(config: AnyConfig) -> float:
+    """Multiply-adds of one step: forwards, and twice as many backwards."""
+    return float(3 * BATCH * summarize(config)["gmacs"] * 1e9)
+
+
 @lru_cache(maxsize=1)
 def machine_speed() -> dict[bool, float]:
     """Multiply-adds a second in training, of a ViT (False) and of a CNN (True): two small models, timed now."""
     s = Setting(8, 1, 10)
     found = {}
     for cnn, config in ((False, s.vit()), (True, s.resnet())):
-        macs = 3 * BATCH * summarize(config)["gmacs"] * 1e9
-        found[cnn] = macs / seconds_per_step(Arm("", config))
+        found[cnn] = training_macs(config) / seconds_per_step(Arm("", config))
     return found
 
 
@@ -138,8 +143,7 @@ def expected_minutes(study: Study, seeds: int, budget: float) -> tuple[int, floa
     speed = machine_speed()
     seconds = {}
     for arm in arms:
-        macs = 3 * BATCH * summarize(arm.config)["gmacs"] * 1e9
-        seconds[arm.name] = macs / speed[isinstance(arm.config, ResNetConfig)]
+        seconds[arm.name] = training_macs(arm.config) / speed[isinstance(arm.config, ResNetConfig)]
     per_step, fixed = cost(arms, seeds, seconds, DIGITS)
     steps = min(max(0, int((budget - fixed) / per_step)), MOST_EPOCHS * DIGITS["train"] // BATCH)
     return trainings(arms, seeds), (fixed + steps * per_step) / 60, steps

@@ -27,6 +27,7 @@ from vitkit.study import fit, variants
 from vitkit.study.measures import MEASURES
 from vitkit.study.sets import Sets, resized
 
+AFTER = 1_000_000  # added to the seed of what follows a training, so that fresh parts are not its first ones again
 VERSION = 1  # of the recipe: another one makes all runs anew
 
 
@@ -98,7 +99,7 @@ def _trained(run: Run, sets: Sets) -> tuple[Model, list[float]]:
 
 def start(run: Run, sets: Sets) -> Model:
     """The model before its first step."""
-    torch.manual_seed(run.seed)
+    torch.manual_seed(run.seed if run.before is None else run.seed + AFTER)
     model = build(run.config)
     variants.apply(model, run.variant)
     if run.before is not None:

@@ -145,7 +145,7 @@ PATCH_SIZE = Study(
 
 # --- depth-width -------------------------------------------------------------------------------------
 
-DEPTHS = (1, 2, 3, 6)
+DEPTHS = (1, 2, 3, 7)
 
 
 def _macs(config: ViTConfig) -> int:
@@ -186,7 +186,7 @@ def _find_shape(table: Table) -> Finding:
 DEPTH_WIDTH = Study(
     name="depth-width",
     question="How to spend a budget: deep or wide?",
-    varies="depth 1 to 6 with the width that keeps the multiply-adds equal",
+    varies="depth 1 to 7 with the width that keeps the multiply-adds equal",
     claim="depth helps more than width, with diminishing returns",
     fair="equal multiply-adds per picture within a tenth, the same steps, pictures and order",
     arms=_shapes,
