@@ -24,11 +24,12 @@ BENCHMARKS: dict[str, list[str] | None] = {
     "train_step": ["--seconds", "10"],
     "load": None,
     "data": None,
-    "inference": None,
+    "inference": ["--seconds", "5"],
     "serve": None,
     "plan": None,
     "attention": None,
     "explain": ["--quick"],
+    "training": ["--quick"],
     "time_to_accuracy": ["--quick"],
 }
 

@@ -73,6 +73,27 @@ def reaching(rows: list[dict[str, Any]]) -> Made:
     return [("data", "数据"), ("system", "系统"), ("accuracy", "准确率"), ("minutes", "分钟")], cells
 
 
+def running(rows: list[dict[str, Any]]) -> Made:
+    """Pictures a second of every way to run a model."""
+    heads: list[Words] = [
+        MODEL,
+        BATCH,
+        ("system", "系统"),
+        ("pictures a second", "每秒图片数"),
+        ("to timm", "与 timm 相比"),
+    ]
+    cells = []
+    for row in (r for r in rows if "batch" in r):  # the others judge trained models
+        speed = _speed(row["images_per_second"], 0.0)
+        cells.append([row["model"], str(row["batch"]), row["system"], speed, f"{row['ratio_to_timm']:.2f}x"])
+    return heads, cells
+
+
+def serving(rows: list[dict[str, Any]]) -> Made:
+    heads: list[Words] = [("serving", "服务"), ("measured", "实测"), ("limit", "界限"), ("holds", "满足")]
+    return heads, [[r["what"], f"{r['value']:g}", str(r["limit"]), "✓" if r["holds"] else "✗"] for r in rows]
+
+
 def planning(rows: list[dict[str, Any]]) -> Made:
     heads: list[Words] = [MODEL, BATCH, ("checkpointing", "梯度检查点")]
     heads += [("memory, planned / measured", "内存，计划 / 实测"), ("time, planned / measured", "时间，计划 / 实测")]
@@ -89,6 +110,8 @@ TABLES: dict[str, tuple[Words, Callable[[list[dict[str, Any]]], Made]]] = {
     "train_step": (("Training step, pictures a second", "训练一步，每秒图片数"), side_by_side),
     "load": (("Reading a checkpoint of ViT-B/16", "读取 ViT-B/16 检查点"), loading),
     "time_to_accuracy": (("Accuracy reached in a given time", "给定时间内达到的准确率"), reaching),
+    "inference": (("Ways to run a model", "运行模型的各种方式"), running),
+    "serve": (("Serving under load", "负载下的服务"), serving),
     "plan": (("`vitkit plan` against measurements", "`vitkit plan` 与实测对比"), planning),
 }
 
