@@ -69,7 +69,7 @@ class Augment:
 
 PRESETS: dict[str, Augment] = {
     "none": Augment(),
-    "light": Augment(crop="auto", scale=(0.35, 1.0), flip=0.5),
+    "light": Augment(crop="auto", scale=(0.35, 1.0), padding=0.0625, flip=0.5),
     "medium": Augment(crop="auto", flip=0.5, policy="randaugment", magnitude=9, mixup=0.2, smoothing=0.1),
     "strong": Augment(
         crop="auto",

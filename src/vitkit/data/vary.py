@@ -29,7 +29,8 @@ def crop_and_flip(images: Tensor, keys: Keys, augment: Augment, size: Size) -> T
 def shift_and_flip(images: Tensor, keys: Keys, augment: Augment, shift: bool) -> Tensor:
     """Pad with black and cut out at a random place; mirror some. One gather does both; mirroring alone is in place."""
     count, channels, height, width = images.shape
-    pad_y, pad_x = (round(n * augment.padding) if shift else 0 for n in (height, width))
+    shifted = shift and augment.padding > 0
+    pad_y, pad_x = (max(1, round(n * augment.padding)) if shifted else 0 for n in (height, width))
     mirrored = flips(keys, augment)
     if not (pad_y or pad_x):
         for i in np.flatnonzero(mirrored):

@@ -17,6 +17,9 @@ from vitkit.train.config import TrainConfig
 from vitkit.train.world import World
 
 
+FEW = 5_000  # pictures; fewer are learned by heart without dropout
+
+
 def complete(config: TrainConfig, source: Source, world: World) -> tuple[TrainConfig, list[str]]:
     """The configuration with nothing left open, and a line for every choice made."""
     choices: dict[str, Any] = {}
@@ -26,6 +29,9 @@ def complete(config: TrainConfig, source: Source, world: World) -> tuple[TrainCo
     reasons.append(f"data: {count:,} pictures of about {size[0]}x{size[1]}, {len(source.classes)} classes")
     if not config.model and config.init is None:
         choices["model"], changes, why = choose_model(size, source.channels, world)
+        if count < FEW:
+            changes["dropout"] = 0.1
+            why += "; with dropout, since the pictures are few"
         choices["changes"] = {**changes, **config.changes}
         if config.image_size is None and "image_size" in choices["changes"]:
             choices["image_size"] = choices["changes"].pop("image_size")
@@ -76,7 +82,13 @@ def picture_size(source: Source) -> tuple[int, int]:
 
 
 def choose_model(size: tuple[int, int], channels: int, world: World) -> tuple[str, dict[str, Any], str]:
-    """A name of the zoo, changes to it, and why."""
+    """A name of the zoo, changes to it, and why.
+
+    Small pictures: convolutions before few tokens. One pass over MNIST, Muon: 98.5% at 940 pictures a second with
+    convolutions of stride 2 and 1 before 16 tokens, 98.6% at 720 with stride 1 and 2, 98.1% at 570 with 49 tokens,
+    97.4% at 700 with plain patches of 7 (one thread of a busy machine). CIFAR-10, 25,600 pictures: 42.3% at 385
+    pictures a second; plain patches of 4 with AdamW 35.1% at 160.
+    """
     pixels = max(size)
     same: dict[str, Any] = {"channels": channels}
     if pixels <= 12:
@@ -107,7 +119,7 @@ def choose_epochs(count: int, fine: bool) -> int:
 def choose_optimizer(config: TrainConfig, batch: int, fine: bool, reasons: list[str]) -> dict[str, Any]:
     kind = config.optimizer or ("adamw" if fine else "muon")
     # peak learning rate at the batch size it was found with, weight decay
-    lr, at, decay = {"adamw": (1e-3, 64, 0.05), "muon": (0.01, 64, 0.05), "sgd": (0.03, 512, 0.0)}[kind]
+    lr, at, decay = {"adamw": (1e-3, 64, 0.05), "muon": (0.015, 64, 0.05), "sgd": (0.03, 512, 0.0)}[kind]
     if fine and kind == "adamw":
         lr, decay = 5e-4, 0.05
     lr *= (batch / at) ** (1.0 if kind == "sgd" else 0.5)
