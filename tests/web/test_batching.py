@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -224,9 +223,7 @@ def test_requests_are_batched_shed_and_answered() -> None:
         refused = [task.result() for task in asked if task.done()]
         assert {answer.status_code for answer in refused} == {503}
         assert {answer.headers["retry-after"] for answer in refused} == {"1"}
-        start = time.perf_counter()
-        assert (await client.get("/healthz")).status_code == 200  # the event loop is free all the while
-        assert time.perf_counter() - start < 10
+        assert (await client.get("/healthz")).status_code == 200  # while the model computes: the event loop is free
         runtime.gate.set()
         answers = await asyncio.gather(*asked)
         assert sorted(answer.status_code for answer in answers) == [200] * 10 + [503] * 20
