@@ -16,7 +16,6 @@ from vitkit.errors import ConfigError
 from vitkit.train.config import TrainConfig
 from vitkit.train.world import World
 
-
 FEW = 5_000  # pictures; fewer are learned by heart without dropout
 
 
