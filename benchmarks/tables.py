@@ -74,18 +74,17 @@ def reaching(rows: list[dict[str, Any]]) -> Made:
 
 
 def running(rows: list[dict[str, Any]]) -> Made:
-    """Pictures a second of every way to run a model."""
-    heads: list[Words] = [
-        MODEL,
-        BATCH,
-        ("system", "系统"),
-        ("pictures a second", "每秒图片数"),
-        ("to timm", "与 timm 相比"),
-    ]
+    """How many times as fast as timm every way to run a model is, by model and batch; the fastest in bold."""
+    timed = [r for r in rows if "batch" in r]  # the others judge trained models
+    cases = list(dict.fromkeys((r["model"], r["batch"]) for r in timed))
+    ratios = {(r["system"], r["model"], r["batch"]): r["ratio_to_timm"] for r in timed}
+    best = {case: max(v for (_, *of), v in ratios.items() if tuple(of) == case) for case in cases}
+    heads: list[Words] = [("times timm's speed", "与 timm 相比的倍数")]
+    heads += [(f"{model}, {batch}", f"{model}，{batch}") for model, batch in cases]
     cells = []
-    for row in (r for r in rows if "batch" in r):  # the others judge trained models
-        speed = _speed(row["images_per_second"], 0.0)
-        cells.append([row["model"], str(row["batch"]), row["system"], speed, f"{row['ratio_to_timm']:.2f}x"])
+    for system in dict.fromkeys(r["system"] for r in timed):
+        found = [(ratios.get((system, *case)), best[case]) for case in cases]
+        cells.append([system, *("-" if v is None else f"**{v:.2f}**" if v == top else f"{v:.2f}" for v, top in found)])
     return heads, cells
 
 
@@ -110,7 +109,7 @@ TABLES: dict[str, tuple[Words, Callable[[list[dict[str, Any]]], Made]]] = {
     "train_step": (("Training step, pictures a second", "训练一步，每秒图片数"), side_by_side),
     "load": (("Reading a checkpoint of ViT-B/16", "读取 ViT-B/16 检查点"), loading),
     "time_to_accuracy": (("Accuracy reached in a given time", "给定时间内达到的准确率"), reaching),
-    "inference": (("Ways to run a model", "运行模型的各种方式"), running),
+    "inference": (("Ways to run a model, by model and batch", "运行模型的各种方式，按模型与批大小"), running),
     "serve": (("Serving under load", "负载下的服务"), serving),
     "plan": (("`vitkit plan` against measurements", "`vitkit plan` 与实测对比"), planning),
 }
