@@ -77,9 +77,9 @@ def curves(axes: Axes, rows: Sequence[Row], names: Sequence[str] | None = None, 
         width = max(1, round(window * len(losses)))
         smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
         label = (names or [r.name for r in rows])[number]
-        style = "-" if number < len(COLOURS) else ":"
+        style: Any = (0, (2.5, 2.5)) if number == 1 else "-"  # the second often lies on the first
         colour = COLOURS[number % len(COLOURS)]
-        axes.plot(np.arange(len(smooth)) + width, smooth, style, color=colour, linewidth=1.5, label=label)
+        axes.plot(np.arange(len(smooth)) + width, smooth, linestyle=style, color=colour, linewidth=1.6, label=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")

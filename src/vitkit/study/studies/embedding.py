@@ -53,7 +53,6 @@ def _draw(table: Table) -> Figure:
     figure = new_figure(5.6)
     upper, middle, lower = figure.subplots(3, 1, height_ratios=[2.2, 1.5, ROW * 3 + 0.2])
     curves(upper, table.rows)
-    upper.lines[1].set_linestyle((0, (3, 3)))
     upper.set_xlabel("")
     upper.set_ylim(bottom=0)
     gaps = apart(table)

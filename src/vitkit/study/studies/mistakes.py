@@ -43,7 +43,7 @@ def _find_bug(table: Table) -> Finding:
     same = equal < 1e-4
     fault = "is not at fault" if same else "computes something else"
     first = (
-        f"nn.MultiheadAttention {fault}: with batch_first=True its logits equal ours to {equal:.0e} "
+        f"PyTorch's nn.MultiheadAttention {fault}: with batch_first=True its logits equal ours to {equal:.0e} "
         f"({compare('it', 'ours', table.gap(TRUE, OURS))}), with the default batch_first=False "
         f"{compare('the model', 'the right one', false)}"
     )
@@ -54,7 +54,8 @@ def _find_bug(table: Table) -> Finding:
     second = (
         f"{cause}: {percent(changed)} of the answers change when the other pictures of the batch do (ours: {ours}), "
         f"and {blind}, where guessing gives {percent(chance)}; "
-        f"detaching query and key: {compare('it', 'the right model', cure)}"
+        f"detaching query and key: {compare('it', 'the plain default', table.gap(CURE, FALSE))}, "
+        f"{compare('it', 'the right model', cure)}"
     )
     headline = f"batch_first=False attends across the batch: {gained(false)}"
     return Finding(headline, (sentence(first), sentence(second)))
