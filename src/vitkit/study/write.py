@@ -15,7 +15,7 @@ from vitkit.study.table import Row, Table
 if TYPE_CHECKING:
     from vitkit.study.run import Result
 
-CURVE = 200  # losses kept of each curve, at most
+CURVE = 100  # losses kept of each curve, at most
 COLUMNS = (
     *("arm", "accuracy", "low", "high", "difference", "difference_low", "difference_high"),
     *("learning_rate", "parameters", "multiply_adds", "pictures_seen", "cpu_seconds"),
