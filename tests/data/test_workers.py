@@ -67,7 +67,8 @@ def test_a_process_that_dies_is_named(folder: Path) -> None:
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
 from vitkit.data import Loader, open_data, preset
 from vitkit.model.config import Preprocessing
 loader = Loader(open_data(sys.argv[1], "all"), Preprocessing(size=(64, 64)), 4, preset("none"), workers=2)

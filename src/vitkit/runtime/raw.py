@@ -139,7 +139,8 @@ class FromRaw(nn.Module):
             return torch.full_like(height, goal[0]), torch.full_like(width, goal[1])
         if goal[0] == goal[1]:
             short, long = torch.minimum(height, width), torch.maximum(height, width)
-            longer, side = (goal[0] * long / short).floor(), torch.full_like(height, goal[0])
+            # The half keeps whole quotients whole where a runtime divides by multiplying with 1 / short.
+            longer, side = ((goal[0] * long + 0.5) / short).floor(), torch.full_like(height, goal[0])
             lying = height <= width
             return torch.where(lying, side, longer), torch.where(lying, longer, side)
         ratio = torch.minimum(height / goal[0], width / goal[1])
