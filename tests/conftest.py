@@ -1,6 +1,7 @@
 """Shared by all tests: quiet, deterministic, and one thread per worker when tests run side by side."""
 
 import os
+import sys
 
 import hypothesis
 import pytest
@@ -18,3 +19,19 @@ def _seed() -> None:
     torch.manual_seed(0)
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs vitkit in this process, through the same entry point as the shell: (exit code, out, err)."""
+
+    def call(*args: object) -> tuple[int, str, str]:
+        from vitkit.cli.main import run
+
+        monkeypatch.setattr(sys, "argv", ["vitkit", *map(str, args)])
+        with pytest.raises(SystemExit) as done:
+            run()
+        captured = capsys.readouterr()
+        return int(done.value.code or 0), captured.out, captured.err
+
+    return call

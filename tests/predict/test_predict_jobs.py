@@ -16,27 +16,12 @@ from PIL import Image
 
 import vitkit
 from peers import randomize
-from vitkit.cli.main import run
 from vitkit.model.config import ViTConfig
 from vitkit.predict import Classify, open_inputs, stream
 from vitkit.runtime import open_runtime
 
 CONFIG = ViTConfig(image_size=16, patch_size=8, width=16, depth=2, heads=2, mlp_width=16, classes=3)
 NAMES = ("ant, small", 'bee "b"', "cow")
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs vitkit in this process, through the same entry point as the shell: (exit code, out, err)."""
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["vitkit", *map(str, args)])
-        with pytest.raises(SystemExit) as done:
-            run()
-        captured = capsys.readouterr()
-        return int(done.value.code or 0), captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from PIL import Image
 import vitkit
 from data.making import photo
 from peers import randomize
-from vitkit.cli.main import run
 from vitkit.data import normalise, prepare, to_tensor
 from vitkit.errors import ConfigError
 from vitkit.model.config import Preprocessing, StemConfig, ViTConfig
@@ -168,18 +167,6 @@ def test_a_failed_check_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match="nothing was kept"):
         export(model, "onnx", tmp_path / "m.onnx", Pictures(made_up(model.config, 9)))
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["vitkit", *map(str, args)])
-        with pytest.raises(SystemExit) as done:
-            run()
-        captured = capsys.readouterr()
-        return int(done.value.code or 0), captured.out, captured.err
-
-    return call
 
 
 def test_the_command(command, tmp_path: Path) -> None:

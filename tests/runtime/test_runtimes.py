@@ -11,7 +11,6 @@ from PIL import Image
 
 import vitkit
 from peers import randomize
-from vitkit.cli.main import run
 from vitkit.errors import ConfigError, MissingPackage
 from vitkit.model.config import ViTConfig
 from vitkit.runtime import open_runtime, tuned
@@ -107,18 +106,6 @@ def test_tune_takes_the_fastest_that_is_right(monkeypatch: pytest.MonkeyPatch) -
     assert judged.count(False) == 1, "what is slower than the winner is not judged"
     loose = tune(model, Pictures(made_up(CONFIG, 40)), max_drop=0.6, kinds=["eager", "onnx"])
     assert loose.winner.choice.merge > 0
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["vitkit", *map(str, args)])
-        with pytest.raises(SystemExit) as done:
-            run()
-        captured = capsys.readouterr()
-        return int(done.value.code or 0), captured.out, captured.err
-
-    return call
 
 
 def test_tune_predict_and_what_makes_a_choice_invalid(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
