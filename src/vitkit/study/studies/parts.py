@@ -168,19 +168,15 @@ def _shapes(s: Setting) -> list[Arm]:
 
 def _find_shape(table: Table) -> Finding:
     names = [row.name for row in table.rows]
+    wide, deep, count = names[0], names[-1], len(names)
+    found = table.gap(deep, wide)
+    slow = table[deep].seconds / max(1e-9, table[wide].seconds)
+    first = f"at equal multiply-adds {compare(f'depth x width {deep}', wide, found)}; "
+    first += f"equal multiply-adds are not equal time, the deepest takes {slow:.1f} times as long"
     best, worst = table.best(names), table.worst(names)
-    count = len(names)
-    found = table.gap(best, worst, pairs=count * (count - 1) // 2)
-    if found.covers_zero:
-        headline = "Deep or wide at equal cost: no difference seen"
-    else:
-        headline = f"At equal cost, depth x width {best} {gained(found)} over {worst}"
-    first = f"at equal multiply-adds {compare(f'depth x width {best}', worst, found)}"
-    slow = table.rows[-1].seconds / max(1e-9, table.rows[0].seconds)
-    deep = table.gap(names[-1], names[0])
-    second = f"deepest against shallowest: {compare(names[-1], names[0], deep)}; "
-    second += f"equal multiply-adds are not equal time, the deepest takes {slow:.1f} times as long"
-    return Finding(headline, (sentence(first), sentence(second)))
+    picked = table.gap(best, worst, pairs=count * (count - 1) // 2)
+    second = f"{best} is best and {worst} worst: {compare(best, worst, picked)}"
+    return Finding(f"Deep ({deep}) instead of wide ({wide}): {gained(found)}", (sentence(first), sentence(second)))
 
 
 DEPTH_WIDTH = Study(
@@ -191,7 +187,10 @@ DEPTH_WIDTH = Study(
     fair="equal multiply-adds per picture within a tenth, the same steps, pictures and order",
     arms=_shapes,
     find=_find_shape,
-    draw=lambda table: dot_figure(table.rows, [f"{r.about['depth']} layers of {r.about['width']}" for r in table.rows]),
+    draw=lambda table: dot_figure(
+        table.rows,
+        [f"{r.about['depth']} layer{'s' * (r.about['depth'] > 1)} of {r.about['width']}" for r in table.rows],
+    ),
     reference="3 x 48",
 )
 
