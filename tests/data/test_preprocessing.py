@@ -11,7 +11,7 @@ from PIL import Image
 
 import peers
 from vitkit.data import denormalise, normalise, prepare, to_tensor
-from vitkit.data.preprocess import prepare_pixels, resized_to
+from vitkit.data.preprocess import RESAMPLING, prepare_pixels, resized_to
 from vitkit.model.config import Preprocessing
 
 skimage_data = pytest.importorskip("skimage.data", reason="photographs come from scikit-image")
@@ -130,3 +130,17 @@ def test_extreme_shapes(height: int, width: int) -> None:
         pre = Preprocessing((32, 48), 0.9, fit)  # type: ignore[arg-type]
         assert all(n >= wanted for n, wanted in zip(resized_to(height, width, pre), pre.size, strict=True))
         assert prepare(Image.new("RGB", (width, height)), pre).size == (48, 32)
+
+
+def test_cutting_between_the_passes_changes_no_pixel() -> None:
+    """Pillow's own resize of the whole picture, then the centre: whichever pass it begins with."""
+    rng = np.random.default_rng(0)
+    sizes = [tuple(rng.integers(1, 200, 2)) for _ in range(300)] + [(375, 500), (1500, 2000), (2000, 1500), (40, 900)]
+    for number, (height, width) in enumerate(sizes):
+        kind, fit = list(RESAMPLING)[number % len(RESAMPLING)], ("crop", "squash")[number % 2]
+        pre = Preprocessing(((48, 48), (32, 56))[number % 5 == 0], (1.0, 0.875)[number % 3 == 0], fit, kind)
+        picture = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        h, w = resized_to(height, width, pre)
+        top, left = round((h - pre.size[0]) / 2), round((w - pre.size[1]) / 2)
+        whole = picture.resize((w, h), RESAMPLING[kind]).crop((left, top, left + pre.size[1], top + pre.size[0]))
+        assert (np.asarray(whole) == np.asarray(prepare(picture, pre))).all(), (height, width, pre)

@@ -30,11 +30,18 @@ RESAMPLING = {
 def prepare(picture: Image.Image, pre: Preprocessing) -> Image.Image:
     """Resize and cut out the centre: a picture of any size -> one of `pre.size`."""
     height, width = resized_to(picture.height, picture.width, pre)
+    how = RESAMPLING[pre.interpolation]
+    top, left = (round((n - wanted) / 2.0) for n, wanted in zip((height, width), pre.size, strict=True))
+    if picture.height - height <= max(0, 2 * (picture.width - width)):
+        # Pillow goes across first here (the newest goes down first when that takes away far more pixels): cutting
+        # the columns out in between gives the same pixels for less work.
+        picture = picture if width == picture.width else picture.resize((width, picture.height), how)
+        picture, left = picture.crop((left, 0, left + pre.size[1], picture.height)), 0
+        width = pre.size[1]
     if (width, height) != picture.size:
-        picture = picture.resize((width, height), RESAMPLING[pre.interpolation])
+        picture = picture.resize((width, height), how)
     if (height, width) == pre.size:
         return picture
-    top, left = (round((n - wanted) / 2.0) for n, wanted in zip((height, width), pre.size, strict=True))
     return picture.crop((left, top, left + pre.size[1], top + pre.size[0]))
 
 
