@@ -32,7 +32,7 @@ def prepare(picture: Image.Image, pre: Preprocessing) -> Image.Image:
     height, width = resized_to(picture.height, picture.width, pre)
     how = RESAMPLING[pre.interpolation]
     top, left = (round((n - wanted) / 2.0) for n, wanted in zip((height, width), pre.size, strict=True))
-    if picture.height - height <= max(0, 2 * (picture.width - width)):
+    if width != pre.size[1] and picture.height - height <= max(0, 2 * (picture.width - width)):
         # Pillow goes across first here (the newest goes down first when that takes away far more pixels): cutting
         # the columns out in between gives the same pixels for less work.
         picture = picture if width == picture.width else picture.resize((width, picture.height), how)
