@@ -223,12 +223,35 @@ def test_a_single_bad_loss_is_skipped(short: dict, monkeypatch: pytest.MonkeyPat
     assert all(t.isfinite().all() for t in vitkit.load(short["out"]).state_dict().values())
 
 
-def test_a_budget_is_kept(short: dict) -> None:
-    """No assertion on the clock itself: the schedule ends, evaluated and saved, having followed it."""
-    result = vitkit.train(TrainConfig(**{**short, "steps": 0, "budget": 6.0}))
+class Clock:
+    """A hundredth of a second passes whenever somebody looks at it."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 0.01
+        return self.now
+
+
+def test_a_budget_is_kept(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule ends, evaluated and saved, having followed the clock."""
+    monkeypatch.setattr("vitkit.train.loop.time", Clock())
+    config = TrainConfig(**{**short, "steps": 0, "budget": 6.0, "evaluations": 1})
+    result = vitkit.train(config, started=0.0)
     assert result.steps > 10
-    lines = [line for line in read(Path(short["out"]) / "log.jsonl") if "lr" in line]
+    assert 3.5 < result.seconds < 6
+    log = read(Path(short["out"]) / "log.jsonl")
+    lines = [line for line in log if "lr" in line]
     assert lines[-1]["lr"] < 0.2 * max(line["lr"] for line in lines)
+    assert sum("val_top1" in line for line in log) == 2, "an early one tells how long the last will take"
+
+
+def test_a_budget_that_is_over_at_once_still_makes_a_step(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitkit.train.loop.time", Clock())
+    result = vitkit.train(TrainConfig(**{**short, "steps": 0, "budget": 6.0}), started=-60.0)
+    assert result.steps == 1
+    assert result.validation
+    assert (Path(short["out"]) / "curves.png").exists()
 
 
 def test_fine_tuning_at_twice_the_size(short: dict, tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.runtime.base import described, merged, need
 from vitkit.runtime.example import example_of
+from vitkit.runtime.onnx_graph import DOMAIN, attention_nodes, with_fixed_shapes
 from vitkit.runtime.onnx_int8 import Calibration, to_dynamic, to_static
 
 OPSET = 20  # the first with Gelu; LayerNormalization came with 17
@@ -58,7 +60,7 @@ def build(
 ) -> Onnx:
     """A model in ONNX Runtime, without a file."""
     need("onnxruntime", "the runtime onnx", "onnx")
-    proto = to_onnx(merged(model, merge))
+    proto = to_onnx(merged(model, merge), fused=True)
     if int8:
         proto = quantized(proto, calibration)
     return Onnx(proto.SerializeToString(), described("onnx", int8, merge), threads)
@@ -68,8 +70,11 @@ def quantized(proto: Any, calibration: Calibration | None) -> Any:
     return to_dynamic(proto) if calibration is None else to_static(proto, calibration)
 
 
-def to_onnx(model: nn.Module, raw: bool = False) -> Any:
-    """The model as an onnx.ModelProto: inputs `images` (or `pixels`), outputs `logits`."""
+def to_onnx(model: nn.Module, raw: bool = False, fused: bool = False) -> Any:
+    """The model as an onnx.ModelProto: inputs `images` (or `pixels`), outputs `logits`.
+
+    `fused` uses operations that ONNX Runtime alone knows.
+    """
     onnx = need("onnx", "writing ONNX", "onnx")
     example = example_of(model, raw)
     name = "pixels" if raw else "images"
@@ -77,7 +82,12 @@ def to_onnx(model: nn.Module, raw: bool = False) -> Any:
     size = sum(p.numel() * 4 for p in model.parameters())
     if size > _LIMIT:
         raise ConfigError(f"the weights take {size / 2**30:.1f} GB, and an .onnx file holds 2; use --to torch-export")
-    with tempfile.TemporaryDirectory(prefix="vitkit-") as folder, warnings.catch_warnings(), torch.no_grad():
+    with (
+        tempfile.TemporaryDirectory(prefix="vitkit-") as folder,
+        warnings.catch_warnings(),
+        attention_nodes(model.config, OPSET, fused),  # type: ignore[arg-type]
+        torch.no_grad(),
+    ):
         warnings.simplefilter("ignore")  # the tracer warns of every branch on a shape: shapes are fixed here
         torch.onnx.export(
             on_cpu_in_fp32(model),
@@ -88,8 +98,15 @@ def to_onnx(model: nn.Module, raw: bool = False) -> Any:
             output_names=["logits"],
             dynamic_axes={name: axes, "logits": {0: "batch"}},
             opset_version=OPSET,
+            custom_opsets={DOMAIN: 1} if fused else None,
         )
-        return onnx.load(str(Path(folder, "model.onnx")))
+        return with_fixed_shapes(onnx.load(str(Path(folder, "model.onnx"))), varied(example, raw))
+
+
+def varied(example: Tensor, raw: bool) -> list[np.ndarray]:
+    """The example, and one that differs in all that may differ: the number of pictures, and with `raw` their size."""
+    other = example[:1, :-1, :-2] if raw else example[:1]
+    return [example.numpy(), other.contiguous().numpy()]
 
 
 def on_cpu_in_fp32(model: nn.Module) -> nn.Module:

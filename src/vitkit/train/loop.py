@@ -107,7 +107,7 @@ class Loop:
         saved = time.monotonic()
         progress, stop = self.agree()
         with stop_signals(self):
-            while progress < 1:
+            while progress < 1 or not self.step:  # one step at least, however short the budget
                 for batch in self.parts.loader:
                     loss = self.train_step(batch, progress)
                     self.step += 1
@@ -236,7 +236,12 @@ class Loop:
         return round(self.step / len(self.parts.loader), 4)
 
     def evaluation_due(self, progress: float) -> bool:
-        """At most `evaluations` of them, evenly spread, and always at the end; fewer when a budget is short."""
+        """At most `evaluations` of them, evenly spread, and always at the end; fewer when a budget is short.
+
+        A budget has one within its first tenth: it tells how much time to keep for the last.
+        """
+        if self.config.budget and not self.evaluation_seconds and progress >= 0.1:
+            return True
         due = int(progress * self.config.evaluations + 1e-9)
         return progress >= 1 or (due > self.evaluations_done and not self.too_much_evaluation)
 

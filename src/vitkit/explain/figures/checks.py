@@ -12,6 +12,13 @@ from vitkit.explain.faithfulness import RANDOM, Faithfulness
 from vitkit.explain.figures.style import COLOURS, GREY, bare, new_figure, scale_bar, short
 from vitkit.explain.training import Curves, Judgement, smooth
 
+TITLES = {
+    "lr": "learning rate",
+    "val_top1": "validation accuracy",
+    "val_top5": "validation accuracy, best of five",
+    "val_loss": "validation loss",
+}  # of what the log calls by shorter names
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -52,6 +59,7 @@ def draw_curves(curves: Curves) -> Figure:
     names = sorted(curves, key=_interest)[:8]
     odd = len(names) % 2  # then the first one is as wide as the figure
     down = (len(names) + odd) // 2
+    first, last = min(s.min() for s, _ in curves.values()), max(s.max() for s, _ in curves.values())
     figure = new_figure(1.8 * down + 0.3)
     grid = figure.add_gridspec(down, 2)
     for i, name in enumerate(names):
@@ -63,8 +71,9 @@ def draw_curves(curves: Curves) -> Figure:
         axes.plot(steps, values, color=COLOURS[0], linewidth=0.8 if noisy else 1.7, alpha=0.35 if noisy else 1)
         if noisy:
             axes.plot(steps, smooth(values, len(values) // 25), color=COLOURS[0], linewidth=1.7)
-        axes.set_title(name.replace("_", " "), loc="left")
-        axes.set_xlim(min(s.min() for s, _ in curves.values()), max(s.max() for s, _ in curves.values()))
+        axes.set_title(TITLES.get(name, name.replace("_", " ")), loc="left")
+        if first < last:
+            axes.set_xlim(first, last)
         if row == down - 1:
             axes.set_xlabel("step")
     return figure
