@@ -2,18 +2,25 @@
 
 Peers are the same width, depth and patch as vitkit's plain model for that picture size, trained as most people
 do: AdamW, learning rate 1e-3, cosine, batches of 64, the same pictures with the same light augmentation. All
-systems train in this process one after another with the same threads; evaluation of peers is not on their clock,
+systems train one after another with the same threads; evaluation of peers is not on their clock,
 vitkit's is. Goals: on MNIST vitkit reaches in a third of the time what the best peer reaches; on CIFAR-10 it
 leads by eight points when the time is up.
 
     python benchmarks/time_to_accuracy.py                    # an hour and a half
     python benchmarks/time_to_accuracy.py --data mnist       # half an hour
     python benchmarks/time_to_accuracy.py --quick            # a minute, to see that it runs
+
+With two cores two systems can be trained side by side, each on a core of its own, and be put together at the end:
+
+    taskset -c 0 python benchmarks/time_to_accuracy.py --systems vitkit --threads 1 --save a.json
+    taskset -c 1 python benchmarks/time_to_accuracy.py --systems timm --threads 1 --save b.json
+    python benchmarks/time_to_accuracy.py --join a.json b.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -73,7 +80,7 @@ def ours(data: str, seconds: float) -> dict[str, Any]:
     """`vitkit train DATA --budget ...`, nothing else said."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
-        result = train(TrainConfig(data=data, budget=seconds, out=folder, evaluations=1))
+        result = train(TrainConfig(data=data, budget=seconds, out=folder))
         look = {"seconds": round(time.monotonic() - started, 1), "test": round(result.test["top1"], 4)}
         from vitkit import load
 
@@ -94,8 +101,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="for peers (default: 10 for MNIST, 20 for CIFAR-10)")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--save", type=Path, help="where to write the results")
+    parser.add_argument("--join", type=Path, nargs="+", help="train nothing: put these results together")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
+    if args.join:
+        parts = [json.loads(path.read_text()) for path in args.join]
+        save(Path(__file__).stem, args.save, parts[0]["machine"], [row for part in parts for row in part["rows"]], False)
+        return
     if args.threads:
         torch.set_num_threads(args.threads)
     chosen = ["digits"] if args.quick else args.data or ["mnist", "cifar10"]

@@ -109,8 +109,11 @@ def test_sets_in_memory_are_prepared_alike() -> None:
     pre = Preprocessing((32, 32), 0.875, "crop", "bicubic")
     pixels = to_tensor(picture)[None]
     assert torch.equal(prepare_pixels(pixels, pre)[0], to_tensor(prepare(picture, pre)))
-    many = pixels.repeat(1, 2, 1, 1)
-    assert prepare_pixels(many, pre).shape == (1, 6, 32, 32)
+    many = torch.randint(0, 256, (7, 3, 50, 60), dtype=torch.uint8)  # their planes do not fill the last picture of four
+    found = prepare_pixels(many, pre)
+    for planes, prepared in zip(many, found, strict=True):
+        for plane, result in zip(planes, prepared, strict=True):
+            assert torch.equal(result, to_tensor(prepare(Image.fromarray(plane.numpy()), pre))[0])
 
 
 def test_a_picture_of_the_right_size_is_not_touched() -> None:
