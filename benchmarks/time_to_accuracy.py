@@ -106,7 +106,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.join:
         parts = [json.loads(path.read_text()) for path in args.join]
-        save(Path(__file__).stem, args.save, parts[0]["machine"], [row for part in parts for row in part["rows"]], False)
+        save(
+            Path(__file__).stem, args.save, parts[0]["machine"], [row for part in parts for row in part["rows"]], False
+        )
         return
     if args.threads:
         torch.set_num_threads(args.threads)

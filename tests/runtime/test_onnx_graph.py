@@ -39,11 +39,13 @@ def operations(proto) -> Counter:
     return Counter(node.op_type for node in proto.graph.node)
 
 
-@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_number_of_pictures(kind: str, fused: bool) -> None:
+def test_any_number_of_pictures(kind: str) -> None:
     model = model_of(**KINDS[kind])
-    runtime = Onnx(to_onnx(model, fused=fused).SerializeToString())
+    proto = to_onnx(model)
+    onnx.checker.check_model(proto)
+    assert {node.domain for node in proto.graph.node} == {""}, "standard operations alone"
+    runtime = Onnx(proto.SerializeToString())
     for count in (1, 2, 7):
         images = torch.randn(count, 3, *model.config.image_size)
         torch.testing.assert_close(runtime.run(images), Eager(model).run(images), atol=2e-5, rtol=1e-4)
@@ -57,20 +59,14 @@ def test_sizes_are_not_computed_again_in_every_block(merge: int) -> None:
         assert deep[kind] == shallow[kind], kind
 
 
-def test_only_what_ONNX_Runtime_runs_has_its_own_operations() -> None:
-    plain, fused = to_onnx(model_of()), to_onnx(model_of(), fused=True)
-    assert {node.domain for node in plain.graph.node} == {""}
-    onnx.checker.check_model(plain)
-    assert operations(fused)["MultiHeadAttention"] == 3
-    assert operations(fused)["Softmax"] == 0
-
-
 class Bare(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(x, x, x)
 
 
 def test_other_exports_are_left_alone(tmp_path) -> None:
-    to_onnx(model_of(), fused=True)
-    torch.onnx.export(Bare(), (torch.randn(1, 2, 4, 8),), tmp_path / "m.onnx", dynamo=False, opset_version=OPSET)
-    assert operations(onnx.load(tmp_path / "m.onnx"))["MultiHeadAttention"] == 0
+    to_onnx(model_of())
+    images = torch.randn(1, 2, 4, 8)  # of 8 channels, not of the 16 that the model above has per head
+    torch.onnx.export(Bare(), (images,), tmp_path / "m.onnx", dynamo=False, opset_version=OPSET)
+    found = Onnx(tmp_path / "m.onnx").run(images)
+    torch.testing.assert_close(found, Bare()(images), atol=1e-6, rtol=1e-5)

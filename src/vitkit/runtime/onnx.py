@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.runtime.base import described, merged, need
 from vitkit.runtime.example import example_of
-from vitkit.runtime.onnx_graph import DOMAIN, attention_nodes, with_fixed_shapes
+from vitkit.runtime.onnx_graph import attention_nodes, with_fixed_shapes
 from vitkit.runtime.onnx_int8 import Calibration, to_dynamic, to_static
 
 OPSET = 20  # the first with Gelu; LayerNormalization came with 17
@@ -60,7 +60,7 @@ def build(
 ) -> Onnx:
     """A model in ONNX Runtime, without a file."""
     need("onnxruntime", "the runtime onnx", "onnx")
-    proto = to_onnx(merged(model, merge), fused=True)
+    proto = to_onnx(merged(model, merge))
     if int8:
         proto = quantized(proto, calibration)
     return Onnx(proto.SerializeToString(), described("onnx", int8, merge), threads)
@@ -70,11 +70,8 @@ def quantized(proto: Any, calibration: Calibration | None) -> Any:
     return to_dynamic(proto) if calibration is None else to_static(proto, calibration)
 
 
-def to_onnx(model: nn.Module, raw: bool = False, fused: bool = False) -> Any:
-    """The model as an onnx.ModelProto: inputs `images` (or `pixels`), outputs `logits`.
-
-    `fused` uses operations that ONNX Runtime alone knows.
-    """
+def to_onnx(model: nn.Module, raw: bool = False) -> Any:
+    """The model as an onnx.ModelProto: inputs `images` (or `pixels`), outputs `logits`."""
     onnx = need("onnx", "writing ONNX", "onnx")
     example = example_of(model, raw)
     name = "pixels" if raw else "images"
@@ -85,7 +82,7 @@ def to_onnx(model: nn.Module, raw: bool = False, fused: bool = False) -> Any:
     with (
         tempfile.TemporaryDirectory(prefix="vitkit-") as folder,
         warnings.catch_warnings(),
-        attention_nodes(model.config, OPSET, fused),  # type: ignore[arg-type]
+        attention_nodes(model.config, OPSET),  # type: ignore[arg-type]
         torch.no_grad(),
     ):
         warnings.simplefilter("ignore")  # the tracer warns of every branch on a shape: shapes are fixed here
@@ -98,7 +95,6 @@ def to_onnx(model: nn.Module, raw: bool = False, fused: bool = False) -> Any:
             output_names=["logits"],
             dynamic_axes={name: axes, "logits": {0: "batch"}},
             opset_version=OPSET,
-            custom_opsets={DOMAIN: 1} if fused else None,
         )
         return with_fixed_shapes(onnx.load(str(Path(folder, "model.onnx"))), varied(example, raw))
 

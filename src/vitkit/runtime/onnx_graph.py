@@ -2,8 +2,8 @@
 
 The tracer computes the scale of attention and the sizes of every reshape from the shape of what flows through,
 again in each block and for each batch. Here the scale is a constant, and so is every size that turns out to be the
-same for different batches. For ONNX Runtime alone (`fused`) attention is one node of its own, which
-never forms the matrix of weights; files for other readers keep to the standard operations.
+same for different batches. Only standard operations are used: ONNX Runtime's own attention node was no faster on an
+AVX2 processor (0.97x to 1.03x with 197 tokens, 0.95x with 1600).
 """
 
 from __future__ import annotations
@@ -19,24 +19,18 @@ from vitkit.model.config import AnyConfig, ViTConfig
 from vitkit.runtime.base import need
 
 _ATTENTION = "aten::scaled_dot_product_attention"
-DOMAIN = "com.microsoft"  # where ONNX Runtime keeps its own operations
 
 
 @contextmanager
-def attention_nodes(config: AnyConfig, opset: int, fused: bool) -> Iterator[None]:
+def attention_nodes(config: AnyConfig, opset: int) -> Iterator[None]:
     """While torch.onnx.export runs: how attention is written. A ResNet has none."""
-    heads, channels = (config.heads, config.width // config.heads) if isinstance(config, ViTConfig) else (1, 1)
-    scale = channels**-0.5
+    scale = (config.width // config.heads) ** -0.5 if isinstance(config, ViTConfig) else 1.0
 
     def write(g: Any, q: Any, k: Any, v: Any, mask: Any, *_: Any) -> Any:  # q, k, v: B H N K
-        alone = mask.node().mustBeNone()
-        if fused and alone:  # with a mask the node is slower than its parts
-            rows = _reshape(g, g.op("Transpose", q, perm_i=[0, 2, 1, 3]), [0, 0, -1])  # B N D
-            y = g.op(f"{DOMAIN}::MultiHeadAttention", rows, k, v, num_heads_i=heads, scale_f=scale)
-            return g.op("Transpose", _reshape(g, y, [0, 0, heads, channels]), perm_i=[0, 2, 1, 3])
         scaled = g.op("Mul", q, g.op("Constant", value_t=torch.tensor(scale)))
         scores = g.op("MatMul", scaled, g.op("Transpose", k, perm_i=[0, 1, 3, 2]))
-        scores = scores if alone else g.op("Add", scores, mask)
+        if not mask.node().mustBeNone():
+            scores = g.op("Add", scores, mask)
         return g.op("MatMul", g.op("Softmax", scores, axis_i=-1), v)
 
     torch.onnx.register_custom_op_symbolic(_ATTENTION, write, opset)
@@ -44,10 +38,6 @@ def attention_nodes(config: AnyConfig, opset: int, fused: bool) -> Iterator[None
         yield
     finally:
         torch.onnx.unregister_custom_op_symbolic(_ATTENTION, opset)
-
-
-def _reshape(g: Any, x: Any, shape: list[int]) -> Any:
-    return g.op("Reshape", x, g.op("Constant", value_t=torch.tensor(shape)))
 
 
 def with_fixed_shapes(proto: Any, examples: list[np.ndarray]) -> Any:
@@ -82,7 +72,8 @@ def with_fixed_shapes(proto: Any, examples: list[np.ndarray]) -> Any:
 
 
 def _computed_from_shapes(graph: Any) -> set[str]:
-    constant, computed = {t.name for t in graph.initializer} | {""}, set()
+    constant = {t.name for t in graph.initializer} | {""}
+    computed: set[str] = set()
     for node in graph.node:
         if constant.issuperset(node.input):
             constant.update(node.output)
