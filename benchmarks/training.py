@@ -4,7 +4,7 @@ processes      Two processes of one thread (torchrun, DDP) against one process o
                from the difference between a long and a short run, so that starting up does not count. Goal: 0.9x.
 memory         Peak memory and time of a step of ViT-B/16 with and without gradient checkpointing.
 fine-tuning    Digits: train at 8 pixels, then go on at 16 with resized positions; against training at 16 from
-               scratch for as many steps, a linear probe and LoRA. How far above chance it starts, where it ends.
+               scratch for the same seconds, a linear probe and LoRA. Where each starts, and where it ends.
 
     python benchmarks/training.py              # about eight minutes
     python benchmarks/training.py --quick      # a minute, to see that it runs
@@ -27,8 +27,10 @@ import torch
 import torch.nn.functional as F
 
 from harness import machine, megabytes_in_use, peak_megabytes_of, save
-from vitkit import TrainConfig, create, train
-from vitkit.train.log import read
+from vitkit import TrainConfig, create, load, train
+from vitkit.data import open_data
+from vitkit.evaluate import evaluation_loader
+from vitkit.evaluate import quick as quick_look
 
 
 def processes(quick: bool) -> list[dict[str, Any]]:
@@ -92,26 +94,34 @@ def step_of(name: str, checkpointing: bool) -> dict[str, Any]:
 
 
 def fine_tuning(quick: bool) -> list[dict[str, Any]]:
-    steps, more = (20, 10) if quick else (600, 200)
+    steps, seconds = (20, [2.0]) if quick else (600, [10.0, 30.0])
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         small = f"{temporary}/small"
         train(TrainConfig(data="digits", steps=steps, out=small))
+        start = test_accuracy(small)
+        print(f"untrained at twice the size: {start:.1%}", flush=True)
         arms: dict[str, dict[str, Any]] = {
             "fine-tuned": {"init": small},
             "LoRA": {"init": small, "lora": 4},
             "linear probe": {"init": small, "freeze": "backbone"},
             "from scratch": {},
         }
-        for name, settings in arms.items():
-            out = f"{temporary}/{name}"
-            config = TrainConfig(data="digits", image_size=(16, 16), steps=more, out=out, **settings)
-            result = train(config.replace(evaluations=20))
-            looks = [line["val_top1"] for line in read(Path(out) / "log.jsonl") if "val_top1" in line]
-            row = {"question": "fine-tuning", "arm": name, "first_look": looks[0], "test": result.test["top1"]}
-            rows.append(row | {"steps": more, "seconds": round(result.seconds, 1)})
-            print(rows[-1], flush=True)
+        for budget in seconds:
+            for name, settings in arms.items():
+                out = f"{temporary}/{name} {budget}"
+                result = train(TrainConfig(data="digits", image_size=(16, 16), budget=budget, out=out, **settings))
+                row = {"question": "fine-tuning", "arm": name, "start": round(start if "init" in settings else 0.1, 4)}
+                row |= {"test": round(result.test["top1"], 4), "steps": result.steps, "seconds": budget}
+                rows.append(row)
+                print(row, flush=True)
     return rows
+
+
+def test_accuracy(run: str) -> float:
+    """Of digits at twice the size, before anything is learned about it."""
+    model: Any = load(run, image_size=(16, 16))
+    return quick_look(model, evaluation_loader(open_data("digits", "test"), model.config))["top1"]
 
 
 def main() -> None:

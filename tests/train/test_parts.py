@@ -1,6 +1,7 @@
 """The pieces of training, each against a closed form."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from vitkit.train.adapters import add_lora, freeze, plain
 from vitkit.train.config import TrainConfig, assign, parse_duration
 from vitkit.train.ema import Average
 from vitkit.train.objective import Objective, Teacher, Trainee, drop_patches, loss_of
+from vitkit.train.recipe import choose_optimizer
 from vitkit.train.schedule import grown_size, rate
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -202,3 +204,16 @@ def test_distillation_from_a_teacher() -> None:
     plain_student = randomize(vitkit.create("mu"))
     soft.teacher = Teacher(plain_student, pre, pre)
     assert soft(Trainee(plain_student), IMAGES, labels).abs() < 1e-5  # its own teacher has nothing to add
+
+
+@pytest.mark.parametrize(
+    ("depth", "changes", "lr", "layer_decay"),
+    [(2, {}, 2e-3, None), (12, {}, 5e-4, 0.75), (12, {"freeze": "3"}, 5e-4, None), (2, {"lora": 2}, 8e-3, None)],
+)
+def test_few_blocks_are_fine_tuned_alike(
+    depth: int, changes: dict, lr: float, layer_decay: float | None, tmp_path: Path
+) -> None:
+    vitkit.save(vitkit.create("mu", depth=depth), tmp_path / "m.safetensors")
+    config = TrainConfig(data="digits", init=str(tmp_path / "m.safetensors"), **changes)
+    found = choose_optimizer(config, 64, True, [])
+    assert (found["optimizer"], found["lr"], found.get("layer_decay")) == ("adamw", lr, layer_decay)

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from vitkit.checkpoints.load import find_config
 from vitkit.data import Source, preset, suited
 from vitkit.data.decode import BadPicture
 from vitkit.errors import ConfigError
+from vitkit.model.config import ViTConfig
 from vitkit.train.config import TrainConfig
 from vitkit.train.world import World
 
 FEW = 5_000  # pictures; fewer are learned by heart without dropout
+SHALLOW = 8  # blocks; fewer are fine-tuned at one learning rate
 
 
 def complete(config: TrainConfig, source: Source, world: World) -> tuple[TrainConfig, list[str]]:
@@ -116,20 +119,33 @@ def choose_epochs(count: int, fine: bool) -> int:
 
 
 def choose_optimizer(config: TrainConfig, batch: int, fine: bool, reasons: list[str]) -> dict[str, Any]:
+    """Which, its peak learning rate and weight decay; for fine-tuning also whether early layers learn more slowly.
+
+    A model of four blocks, from digits of 8 pixels to 16, 200 steps: 97.6% at 2e-3 without layer-wise decay, 90.0%
+    at 5e-4 with it; LoRA 91.8% at 5e-3, 92.9% at 2e-2, 50.6% at 5e-4.
+    """
     kind = config.optimizer or ("adamw" if fine else "muon")
     # peak learning rate at the batch size it was found with, weight decay
     lr, at, decay = {"adamw": (1e-3, 64, 0.05), "muon": (0.015, 64, 0.05), "sgd": (0.03, 512, 0.0)}[kind]
+    shallow = is_shallow(config.init)
     if fine and kind == "adamw":
-        lr, decay = 5e-4, 0.05
+        lr = (2e-3 if shallow else 5e-4) * (4 if config.lora else 1)
     lr *= (batch / at) ** (1.0 if kind == "sgd" else 0.5)
     if config.freeze == "backbone":
         lr, decay = (1e-2, 0.0) if kind != "sgd" else (lr, decay)
     chosen: dict[str, Any] = {"optimizer": kind, "lr": config.lr or round(lr, 6)}
     chosen["weight_decay"] = config.weight_decay if config.weight_decay >= 0 else decay
-    if fine and kind == "adamw" and config.layer_decay == 1.0 and not config.freeze and not config.lora:
+    untouched = config.layer_decay == 1.0 and not config.freeze and not config.lora
+    if fine and kind == "adamw" and not shallow and untouched:
         chosen["layer_decay"] = 0.75
     reasons.append(f"optimiser: {kind}, learning rate {chosen['lr']:g}, batches of {batch}")
     return chosen
+
+
+def is_shallow(init: str | None) -> bool:
+    """Whether a checkpoint has so few blocks that all of them should learn alike."""
+    found = find_config(init) if init else None
+    return isinstance(found, ViTConfig) and found.depth < SHALLOW
 
 
 def choose_augmentation(count: int, size: tuple[int, int], fine: bool, config: TrainConfig) -> str:
