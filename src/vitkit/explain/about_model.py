@@ -12,7 +12,7 @@ from vitkit.explain.filters import patch_filters
 from vitkit.explain.inside import probabilities
 from vitkit.explain.positions import position_offsets, position_similarity, row_column_score
 from vitkit.explain.section import LeftOut, Section, Subject
-from vitkit.explain.training import Curves, Judgement, judge, read_log
+from vitkit.explain.training import Curves, Judgement, in_words, judge, read_log
 
 
 def filters(subject: Subject) -> list[Section]:
@@ -135,16 +135,16 @@ def curves_of(curves: Curves) -> Section:
     if name is not None:
         values = curves[name][1]
         best = "its best" if values[-1] == values.max() else f"below its best of {values.max():.4g}"
-        finding = f"{name} ends at {values[-1]:.4g}, {best}"
+        finding = f"{in_words(name).capitalize()} ends at {values[-1]:.4g}, {best}"
     else:
         name = "loss" if "loss" in curves else next(iter(curves))
-        finding = f"{name} went from {curves[name][1][0]:.3g} to {curves[name][1][-1]:.3g}"
+        finding = f"{in_words(name).capitalize()} went from {curves[name][1][0]:.3g} to {curves[name][1][-1]:.3g}"
     arrays = {f"{n}_{part}": v[i] for n, v in curves.items() for i, part in enumerate(("step", "value"))}
     return Section(
         name="training",
         heading="Training",
         finding=finding,
-        alt=f"Curves over training of {', '.join(n.replace('_', ' ') for n in curves)}.",
+        alt=f"Curves over training of {', '.join(in_words(n) for n in curves)}.",
         how="Pale lines are the values as logged, strong lines their running mean.",
         arrays=arrays,
         draw=lambda: checks.draw_curves(curves),

@@ -19,6 +19,12 @@ from vitkit.errors import DataError
 from vitkit.evaluate.metrics import Bins, confusion, reliability
 
 Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (steps, values)
+WORDS = {
+    "lr": "learning rate",
+    "val_top1": "validation accuracy",
+    "val_top5": "validation accuracy, best of five",
+    "val_loss": "validation loss",
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,11 @@ def read_log(run: str | Path) -> Curves:
             f"{path} holds no numbers; a log has one JSON object per line, such as {{'step': 1, 'loss': 2.3}}"
         )
     return {name: tuple(np.array(points).T) for name, points in found.items()}
+
+
+def in_words(name: str) -> str:
+    """What the log calls by a short name."""
+    return WORDS.get(name, name.replace("_", " "))
 
 
 def is_number(value: object) -> bool:

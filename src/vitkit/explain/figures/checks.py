@@ -10,14 +10,7 @@ import numpy as np
 from vitkit.evaluate.metrics import Bins
 from vitkit.explain.faithfulness import RANDOM, Faithfulness
 from vitkit.explain.figures.style import COLOURS, GREY, bare, new_figure, scale_bar, short
-from vitkit.explain.training import Curves, Judgement, smooth
-
-TITLES = {
-    "lr": "learning rate",
-    "val_top1": "validation accuracy",
-    "val_top5": "validation accuracy, best of five",
-    "val_loss": "validation loss",
-}  # of what the log calls by shorter names
+from vitkit.explain.training import Curves, Judgement, in_words, smooth
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +64,7 @@ def draw_curves(curves: Curves) -> Figure:
         axes.plot(steps, values, color=COLOURS[0], linewidth=0.8 if noisy else 1.7, alpha=0.35 if noisy else 1)
         if noisy:
             axes.plot(steps, smooth(values, len(values) // 25), color=COLOURS[0], linewidth=1.7)
-        axes.set_title(TITLES.get(name, name.replace("_", " ")), loc="left")
+        axes.set_title(in_words(name), loc="left")
         if first < last:
             axes.set_xlim(first, last)
         if row == down - 1:
