@@ -36,13 +36,15 @@ GEMM = "large F.linear"
 def interleaved(calls: dict[str, Callable[[], Any]], seconds: float, least_rounds: int = 5) -> dict[str, list[float]]:
     """Seconds per call of each, one figure per round.
 
-    Short calls are repeated within a round for a fifth of a second: threads of the one before may still spin.
+    Short calls are repeated within a round, for a fifth of a second when there is time: threads of the one before
+    may still spin.
     """
+    turn = max(0.02, min(0.2, seconds / 100))
     repeats = {}
     for name, call in calls.items():
         call()  # the first call allocates and caches
         call()
-        repeats[name] = max(1, min(200, round(0.2 / max(1e-6, _once(call, 1)))))
+        repeats[name] = max(1, min(200, round(turn / max(1e-6, _once(call, 1)))))
     times: dict[str, list[float]] = {name: [] for name in calls}
     names, start, rounds = list(calls), time.perf_counter(), 0
     while rounds < least_rounds or time.perf_counter() - start < seconds:
