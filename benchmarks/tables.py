@@ -142,7 +142,7 @@ def machine(about: dict[str, Any], path: Path, language: int) -> str:
     processor, threads = about.get("cpu", "CPU"), about.get("threads", "?")
     if language:
         return f"{processor}，{threads} 线程，torch {torch}，{day}"
-    return f"{processor}, {threads} threads, torch {torch}, {day}"
+    return f"{processor}, {threads} thread{'' if threads == 1 else 's'}, torch {torch}, {day}"
 
 
 def committed(path: Path) -> str:
