@@ -104,6 +104,23 @@ def test_equal_to_hugging_face_with_a_crop() -> None:
         assert (ours(picture, pre) - theirs).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("size", [(50_000, 2), (3, 40_001)])
+def test_a_strip_is_cut_before_it_is_enlarged(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enlarged whole it would take a gigabyte; its middle is all that is left in the end."""
+    enlarged = []
+    resize = Image.Image.resize
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda self, to, *how: (enlarged.append(to[0] * to[1]), resize(self, to, *how))[1]
+    )
+    strip = Image.new("RGB", size, (10, 20, 30))
+    left, top = (n // 2 - 8 if n > 9 else 0 for n in size)
+    strip.paste((200, 100, 50), (left, top, size[0] - left, size[1] - top))
+    found = prepare(strip, Preprocessing((224, 224), 1.0, "crop", "bicubic"))
+    assert found.size == (224, 224)
+    assert max(enlarged) <= 224 * 224 * 70
+    assert found.getpixel((112, 112)) == (200, 100, 50)
+
+
 def test_sets_in_memory_are_prepared_alike() -> None:
     picture = photographs()[0].resize((60, 50))
     pre = Preprocessing((32, 32), 0.875, "crop", "bicubic")

@@ -27,8 +27,12 @@ RESAMPLING = {
 }
 
 
+STRIP = 64  # a picture so many times as long as it is wide is cut before it is resized: the rest would only take memory
+
+
 def prepare(picture: Image.Image, pre: Preprocessing) -> Image.Image:
     """Resize and cut out the centre: a picture of any size -> one of `pre.size`."""
+    picture = picture if pre.fit == "squash" else middle(picture, STRIP * max(pre.size) // min(pre.size))
     height, width = resized_to(picture.height, picture.width, pre)
     how = RESAMPLING[pre.interpolation]
     top, left = (round((n - wanted) / 2.0) for n, wanted in zip((height, width), pre.size, strict=True))
@@ -43,6 +47,14 @@ def prepare(picture: Image.Image, pre: Preprocessing) -> Image.Image:
     if (height, width) == pre.size:
         return picture
     return picture.crop((left, top, left + pre.size[1], top + pre.size[0]))
+
+
+def middle(picture: Image.Image, longest: int) -> Image.Image:
+    """The middle of a strip, at most `longest` times as long as it is wide; other pictures as they are."""
+    width, height = picture.size
+    most = longest * min(width, height)
+    left, top = (max(0, (n - most) // 2) for n in (width, height))
+    return picture.crop((left, top, width - left, height - top)) if left or top else picture
 
 
 def resized_to(height: int, width: int, pre: Preprocessing) -> Size:
