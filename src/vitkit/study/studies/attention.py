@@ -52,7 +52,7 @@ def _find(table: Table) -> Finding:
     else:
         word = "less" if narrower.mean < 0 else "more"
         second += f"in the last layer they differ {word} ({narrower.mean:+.1f} pixels of spread, {spread(narrower, 1)})"
-    second += f", {verdict(narrower, -1, 'the paper, where only the lowest layers hold near and far heads')}"
+    second += f", {verdict(narrower, -1, 'the paper (only its lowest layers hold near and far heads)')}"
     return Finding(headline, (sentence(first), sentence(second)))
 
 
