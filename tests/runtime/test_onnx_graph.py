@@ -64,6 +64,7 @@ class Bare(nn.Module):
         return F.scaled_dot_product_attention(x, x, x)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's, about the exporter that is used
 def test_other_exports_are_left_alone(tmp_path) -> None:
     to_onnx(model_of())
     images = torch.randn(1, 2, 4, 8)  # of 8 channels, not of the 16 that the model above has per head
