@@ -9,7 +9,7 @@ from torch import nn
 
 import vitkit
 from peers import randomize
-from vitkit.errors import ConfigError
+from vitkit.errors import CheckpointError, ConfigError
 from vitkit.train import optim
 from vitkit.train.adapters import add_lora, freeze, plain
 from vitkit.train.config import TrainConfig, assign, parse_duration
@@ -217,3 +217,9 @@ def test_few_blocks_are_fine_tuned_alike(
     config = TrainConfig(data="digits", init=str(tmp_path / "m.safetensors"), **changes)
     found = choose_optimizer(config, 64, True, [])
     assert (found["optimizer"], found["lr"], found.get("layer_decay")) == ("adamw", lr, layer_decay)
+
+
+@pytest.mark.parametrize("init", ["runs/nope", "nope.safetensors"])
+def test_a_missing_checkpoint_is_not_taken_for_a_name(init: str) -> None:
+    with pytest.raises(CheckpointError, match="neither an existing path nor a known model"):
+        choose_optimizer(TrainConfig(data="digits", init=init), 64, True, [])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.checkpoints.load import find_config
+from vitkit.checkpoints.load import open_checkpoint
 from vitkit.data import Source, preset, suited
 from vitkit.data.decode import BadPicture
 from vitkit.errors import ConfigError
@@ -144,7 +144,7 @@ def choose_optimizer(config: TrainConfig, batch: int, fine: bool, reasons: list[
 
 def is_shallow(init: str | None) -> bool:
     """Whether a checkpoint has so few blocks that all of them should learn alike."""
-    found = find_config(init) if init else None
+    found = open_checkpoint(init).config if init else None
     return isinstance(found, ViTConfig) and found.depth < SHALLOW
 
 
