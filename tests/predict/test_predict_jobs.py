@@ -177,14 +177,18 @@ def test_two_processes_share_a_job(stage: Path, tmp_path: Path) -> None:
     assert shared.read_bytes() == alone.read_bytes()
 
 
-def test_memory_does_not_grow_with_the_job(tmp_path: Path) -> None:
-    """Rows are never all in memory: 2,400 pictures more need hardly more. Measured by what Python allocates."""
+def test_memory_does_not_grow_with_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are never all in memory: 2,400 pictures more need hardly more. Measured by what Python allocates.
+
+    One thread reads: Pillow asks for a megabyte for each file that is open, and chance would say how many are.
+    """
     import tracemalloc
 
     from vitkit.data.packed import Names
     from vitkit.data.source import FileSource
     from vitkit.predict import run_job
 
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     torch.manual_seed(0)
     model = randomize(vitkit.create(CONFIG), scale=0.5)
     picture = tmp_path / "one.png"
