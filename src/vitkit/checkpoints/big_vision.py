@@ -15,66 +15,37 @@ from torch import Tensor
 
 from vitkit.checkpoints import flax
 from vitkit.checkpoints.fused import fuse, split
-from vitkit.checkpoints.google import conv_patches
 from vitkit.checkpoints.layout import (
+    PAPER,
     Checkpoint,
     LazyTensors,
     NameMap,
     Tensors,
+    conv_patches,
     make_config,
     not_kept,
     note_assumptions,
-    of,
     only,
 )
 from vitkit.errors import CheckpointError
 
 BLOCK = "Transformer/encoderblock_{i}"
-ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_0"
 POOL = "MAPHead_0"
-POOL_ATTENTION = f"{POOL}/MultiHeadDotProductAttention_0"
 NAMES = NameMap(  # each after the prefix params/
-    ("embedding/kernel", "patches.weight"),
-    ("embedding/bias", "patches.bias"),
+    *flax.dense("embedding", "patches"),
     ("cls", "class_token"),
     ("pos_embedding", "positions.learned"),
-    (f"{BLOCK}/LayerNorm_0/scale", "encoder.blocks.{i}.norm1.weight"),
-    (f"{BLOCK}/LayerNorm_0/bias", "encoder.blocks.{i}.norm1.bias"),
-    (f"{ATTENTION}/query/kernel", "encoder.blocks.{i}.attention.query.weight"),
-    (f"{ATTENTION}/query/bias", "encoder.blocks.{i}.attention.query.bias"),
-    (f"{ATTENTION}/key/kernel", "encoder.blocks.{i}.attention.key.weight"),
-    (f"{ATTENTION}/key/bias", "encoder.blocks.{i}.attention.key.bias"),
-    (f"{ATTENTION}/value/kernel", "encoder.blocks.{i}.attention.value.weight"),
-    (f"{ATTENTION}/value/bias", "encoder.blocks.{i}.attention.value.bias"),
-    (f"{ATTENTION}/out/kernel", "encoder.blocks.{i}.attention.out.weight"),
-    (f"{ATTENTION}/out/bias", "encoder.blocks.{i}.attention.out.bias"),
-    (f"{BLOCK}/LayerNorm_1/scale", "encoder.blocks.{i}.norm2.weight"),
-    (f"{BLOCK}/LayerNorm_1/bias", "encoder.blocks.{i}.norm2.bias"),
-    (f"{BLOCK}/MlpBlock_0/Dense_0/kernel", "encoder.blocks.{i}.mlp.up.weight"),
-    (f"{BLOCK}/MlpBlock_0/Dense_0/bias", "encoder.blocks.{i}.mlp.up.bias"),
-    (f"{BLOCK}/MlpBlock_0/Dense_1/kernel", "encoder.blocks.{i}.mlp.down.weight"),
-    (f"{BLOCK}/MlpBlock_0/Dense_1/bias", "encoder.blocks.{i}.mlp.down.bias"),
-    ("Transformer/encoder_norm/scale", "norm.weight"),
-    ("Transformer/encoder_norm/bias", "norm.bias"),
+    *flax.norm(f"{BLOCK}/LayerNorm_0", "encoder.blocks.{i}.norm1"),
+    *flax.attention(f"{BLOCK}/MultiHeadDotProductAttention_0", "encoder.blocks.{i}.attention"),
+    *flax.norm(f"{BLOCK}/LayerNorm_1", "encoder.blocks.{i}.norm2"),
+    *flax.mlp(f"{BLOCK}/MlpBlock_0", "encoder.blocks.{i}.mlp"),
+    *flax.norm("Transformer/encoder_norm", "norm"),
     (f"{POOL}/probe", "head.pool.probe"),
-    (f"{POOL_ATTENTION}/query/kernel", "head.pool.query.weight"),
-    (f"{POOL_ATTENTION}/query/bias", "head.pool.query.bias"),
-    (f"{POOL_ATTENTION}/key/kernel", "head.pool.key.weight"),
-    (f"{POOL_ATTENTION}/key/bias", "head.pool.key.bias"),
-    (f"{POOL_ATTENTION}/value/kernel", "head.pool.value.weight"),
-    (f"{POOL_ATTENTION}/value/bias", "head.pool.value.bias"),
-    (f"{POOL_ATTENTION}/out/kernel", "head.pool.out.weight"),
-    (f"{POOL_ATTENTION}/out/bias", "head.pool.out.bias"),
-    (f"{POOL}/LayerNorm_0/scale", "head.pool.norm.weight"),
-    (f"{POOL}/LayerNorm_0/bias", "head.pool.norm.bias"),
-    (f"{POOL}/MlpBlock_0/Dense_0/kernel", "head.pool.mlp.up.weight"),
-    (f"{POOL}/MlpBlock_0/Dense_0/bias", "head.pool.mlp.up.bias"),
-    (f"{POOL}/MlpBlock_0/Dense_1/kernel", "head.pool.mlp.down.weight"),
-    (f"{POOL}/MlpBlock_0/Dense_1/bias", "head.pool.mlp.down.bias"),
-    ("pre_logits/kernel", "head.pre_logits.weight"),
-    ("pre_logits/bias", "head.pre_logits.bias"),
-    ("head/kernel", "head.classifier.weight"),
-    ("head/bias", "head.classifier.bias"),
+    *flax.attention(f"{POOL}/MultiHeadDotProductAttention_0", "head.pool"),
+    *flax.norm(f"{POOL}/LayerNorm_0", "head.pool.norm"),
+    *flax.mlp(f"{POOL}/MlpBlock_0", "head.pool.mlp"),
+    *flax.dense("pre_logits", "head.pre_logits"),
+    *flax.dense("head", "head.classifier"),
 )
 _BLOCK_PART = re.compile(r"Transformer/encoderblock(?:_\d+)?/MlpBlock_0/Dense_0/kernel")
 
@@ -86,7 +57,7 @@ def matches(tensors: Tensors) -> bool:
 def read(tensors: Tensors, about: Any = None, given: dict[str, Any] | None = None) -> Checkpoint:
     given = dict(given or {})
     notes: list[str] = []
-    lazy = flax.to_our_names(_unstacked(flax.without_prefix(of(tensors), notes)), NAMES)
+    lazy = NAMES.renamed(_unstacked(flax.without_prefix(tensors, notes)))
     fields = flax.body_fields(lazy)
     patch = fields["patch_size"]
     if "positions.learned" in lazy:
@@ -137,21 +108,9 @@ def _unstacked(tensors: LazyTensors) -> LazyTensors:
 
 def write(checkpoint: Checkpoint, stacked: bool = False) -> tuple[dict[str, Tensor], list[str]]:
     """Tensors under big_vision's names, and what the format cannot say. `stacked`: all layers in one array."""
-    config = only(
-        checkpoint.config,
-        "big_vision's format",
-        stem=None,
-        positions=("learned", "sincos-2d"),
-        distillation_token=False,
-        registers=0,
-        pre_norm=False,
-        layer_scale=None,
-        qkv_bias=True,
-        activation=("gelu", "gelu-tanh"),
-        pooling=("cls", "mean", "map"),
-        norm_after_pooling=False,
-        projection=0,
-    )
+    more = {"positions": ("learned", "sincos-2d"), "class_token": (True, False), "pooling": ("cls", "mean", "map")}
+    more |= {"stem": None, "positioned_prefix": ("all", "class", "none")}
+    config = only(checkpoint.config, "big_vision's format", **PAPER | more)
     if config.pooling == "mean" and config.class_token:
         raise CheckpointError("big_vision's format cannot hold mean pooling beside a class token; use --to native")
     tensors = conv_patches(checkpoint)

@@ -21,9 +21,7 @@ from vitkit.checkpoints.layout import (
     guess_heads,
     make_config,
     need,
-    of,
-    renamed,
-    within,
+    tower,
 )
 from vitkit.errors import CheckpointError
 
@@ -59,11 +57,11 @@ def read(tensors: Tensors, about: dict[str, Any] | None = None, given: dict[str,
     """`about` is open_clip_config.json, if there is one."""
     notes: list[str] = []
     given = dict(given or {})
-    tower = _image_tower(of(tensors), notes)
-    if "attn_pool.query" in tower or "transformer.resblocks.0.attn.ln.weight" in tower:
+    prefixes = ("visual.", "module.visual.", "model.visual.")
+    images = tower(tensors, prefixes, "class_embedding", "of the text tower and beside it", notes)
+    if "attn_pool.query" in images or "transformer.resblocks.0.attn.ln.weight" in images:
         raise CheckpointError("not supported: a CLIP image tower with attentional pooling or norms inside attention")
-    renames = {name: NAMES.ours(name) or name for name in tower}
-    lazy = renamed(tower, renames.__getitem__)
+    lazy = NAMES.renamed(images)
     config = make_config(given, **_fields(lazy, about or {}, given, notes))
     converted = {name: lazy[name] for name in lazy}
     converted["class_token"] = converted["class_token"].reshape(1, -1)
@@ -71,16 +69,6 @@ def read(tensors: Tensors, about: dict[str, Any] | None = None, given: dict[str,
         converted["head.projection.weight"] = converted["head.projection.weight"].T.contiguous()
     converted["patches.bias"] = torch.zeros(config.width, dtype=lazy.dtype("patches.weight"))
     return Checkpoint(config, converted, None, notes, "clip", NAMES.theirs)
-
-
-def _image_tower(tensors: LazyTensors, notes: list[str]) -> LazyTensors:
-    for prefix in ("visual.", "module.visual.", "model.visual."):
-        if f"{prefix}class_embedding" in tensors:
-            rest = [n for n in tensors if not n.startswith(prefix)]
-            if rest:
-                notes.append(f"left out: {len(rest)} tensors of the text tower and beside it, such as {rest[0]!r}")
-            return within(tensors, prefix)
-    return tensors
 
 
 def _fields(tensors: LazyTensors, about: dict[str, Any], given: dict[str, Any], notes: list[str]) -> dict[str, Any]:

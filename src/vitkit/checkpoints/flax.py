@@ -11,21 +11,44 @@ from typing import Any
 
 from torch import Tensor
 
-from vitkit.checkpoints.layout import LazyTensors, NameMap, count, find_grid, need, renamed, within
+from vitkit.checkpoints.layout import WITH_LEADING_AXIS, LazyTensors, Tensors, count, find_grid, need, tower
 from vitkit.checkpoints.stems import stem_from_shapes
 from vitkit.errors import CheckpointError
 from vitkit.model.config import ViTConfig
 
 _PARTS = re.compile(r"(?:.*\.attention|head\.pool)\.(?:query|key|value)\.(weight|bias)")
 _OUT = re.compile(r"(?:.*\.attention|head\.pool)\.out\.weight")
-_LEADING_AXIS = ("class_token", "positions.learned", "head.pool.probe")
+
+
+# --- rows of a NameMap -------------------------------------------------------------------------------
+
+Rows = list[tuple[str, str]]
+
+
+def dense(theirs: str, ours: str) -> Rows:
+    return [(f"{theirs}/kernel", f"{ours}.weight"), (f"{theirs}/bias", f"{ours}.bias")]
+
+
+def norm(theirs: str, ours: str) -> Rows:
+    return [(f"{theirs}/scale", f"{ours}.weight"), (f"{theirs}/bias", f"{ours}.bias")]
+
+
+def attention(theirs: str, ours: str) -> Rows:
+    return [row for part in ("query", "key", "value", "out") for row in dense(f"{theirs}/{part}", f"{ours}.{part}")]
+
+
+def mlp(theirs: str, ours: str) -> Rows:
+    return [*dense(f"{theirs}/Dense_0", f"{ours}.up"), *dense(f"{theirs}/Dense_1", f"{ours}.down")]
+
+
+# --- tensors -----------------------------------------------------------------------------------------
 
 
 def from_flax(name: str, tensor: Tensor, config: ViTConfig) -> Tensor:
     """One tensor, named as ours, in PyTorch's layout."""
     shape = tuple(tensor.shape)
     by_head = (config.heads, config.width // config.heads)  # H K
-    if name in _LEADING_AXIS:
+    if name in WITH_LEADING_AXIS:
         _expect(name, shape, tensor.ndim == 3 and shape[0] == 1)
         return tensor[0]
     if match := _PARTS.fullmatch(name):
@@ -42,7 +65,7 @@ def from_flax(name: str, tensor: Tensor, config: ViTConfig) -> Tensor:
 
 def to_flax(name: str, tensor: Tensor, heads: int) -> Tensor:
     """The inverse of `from_flax`."""
-    if name in _LEADING_AXIS:
+    if name in WITH_LEADING_AXIS:
         return tensor[None]
     if match := _PARTS.fullmatch(name):
         return tensor.T.unflatten(1, (heads, -1)) if match[1] == "weight" else tensor.unflatten(0, (heads, -1))
@@ -58,20 +81,9 @@ def _expect(name: str, shape: tuple[int, ...], right: bool) -> None:
         raise CheckpointError(f"the tensor for {name!r} has shape {shape}, which is not flax's layout for it")
 
 
-def without_prefix(tensors: LazyTensors, notes: list[str]) -> LazyTensors:
+def without_prefix(tensors: Tensors, notes: list[str]) -> LazyTensors:
     """Drop the prefix of a training state or of an image tower, and everything beside it."""
-    for prefix in ("opt/target/", "params/img/", "params/"):
-        if f"{prefix}embedding/kernel" in tensors:
-            rest = [n for n in tensors if not n.startswith(prefix)]
-            if rest:
-                notes.append(f"left out: {len(rest)} tensors outside {prefix!r}, such as {rest[0]!r}")
-            return within(tensors, prefix)
-    return tensors
-
-
-def to_our_names(tensors: LazyTensors, names: NameMap) -> LazyTensors:
-    renames = {name: names.ours(name) or name for name in tensors}
-    return renamed(tensors, renames.__getitem__)
+    return tower(tensors, ("opt/target/", "params/img/", "params/"), "embedding/kernel", "outside {prefix!r}", notes)
 
 
 def body_fields(tensors: LazyTensors) -> dict[str, Any]:

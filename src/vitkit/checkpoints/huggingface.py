@@ -12,19 +12,21 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.checkpoints.fused import fuse, split
-from vitkit.checkpoints.google import conv_patches
 from vitkit.checkpoints.layout import (
     IMAGENET,
+    PAPER,
     Checkpoint,
     LazyTensors,
     NameMap,
     Tensors,
+    conv_patches,
     find_grid,
     make_config,
     need,
     of,
     only,
     renamed,
+    without_leading_axis,
 )
 from vitkit.errors import CheckpointError, did_you_mean
 from vitkit.model.config import Preprocessing, as_size
@@ -96,7 +98,7 @@ def read(
         )
     lazy = _to_our_names(of(tensors), kind, notes)
     config = make_config(given, **_fields(lazy, about, kind, notes, processor))
-    converted = fuse(lazy, _without_leading_axis)
+    converted = fuse(lazy, without_leading_axis)
     return Checkpoint(config, converted, _class_names(about, config.classes), notes, "huggingface", NAMES.theirs)
 
 
@@ -122,14 +124,6 @@ def _to_our_names(tensors: LazyTensors, kind: str, notes: list[str]) -> LazyTens
 
     renames = {name: our_name(name) for name in tensors}
     return renamed(tensors, renames.__getitem__)
-
-
-def _without_leading_axis(name: str, tensor: Tensor) -> Tensor:
-    if name not in ("class_token", "distillation_token", "registers", "positions.learned"):
-        return tensor
-    if tensor.ndim != 3 or len(tensor) != 1:
-        raise CheckpointError(f"the tensor for {name!r} has shape {tuple(tensor.shape)}, but should have (1, N, width)")
-    return tensor[0]
 
 
 def _fields(
@@ -212,22 +206,8 @@ def _class_names(about: dict[str, Any], classes: int) -> tuple[str, ...] | None:
 
 def write(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
     """Tensors, config.json and preprocessor_config.json of a ViTForImageClassification, or ViTModel without classes."""
-    config = only(
-        checkpoint.config,
-        "Hugging Face's ViT",
-        stem=None,
-        positions="learned",
-        positioned_prefix=("all", "class"),
-        class_token=True,
-        distillation_token=False,
-        registers=0,
-        pre_norm=False,
-        layer_scale=None,
-        activation=("gelu", "gelu-tanh", "quick-gelu"),
-        pooling="cls",
-        norm_after_pooling=False,
-        projection=0,
-    )
+    more = {"stem": None, "qkv_bias": (True, False), "activation": ("gelu", "gelu-tanh", "quick-gelu")}
+    config = only(checkpoint.config, "Hugging Face's ViT", **PAPER | more)
     if config.pre_logits and config.classes:
         raise CheckpointError("Hugging Face's ViT has no layer before its classifier (pre_logits); use --to native")
     prefix = "vit." if config.classes else ""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.model.config import AnyConfig, ConvStemConfig, Preprocessing, Size, StemConfig, ViTConfig, as_size
+from vitkit.model.patches import linear_to_conv
 
 Shape = tuple[int, ...]
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -83,6 +84,28 @@ def within(tensors: Tensors, prefix: str) -> LazyTensors:
     return renamed(tensors, lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None)
 
 
+def tower(tensors: Tensors, prefixes: Sequence[str], part: str, what: str, notes: list[str]) -> LazyTensors:
+    """What lies behind the first of `prefixes` that has `part`, with a note of how much (`what`) is left out."""
+    for prefix in prefixes:
+        if f"{prefix}{part}" in tensors:
+            if rest := [name for name in tensors if not name.startswith(prefix)]:
+                notes.append(f"left out: {len(rest)} tensors {what.format(prefix=prefix)}, such as {rest[0]!r}")
+            return within(tensors, prefix)
+    return of(tensors)
+
+
+WITH_LEADING_AXIS = ("class_token", "distillation_token", "registers", "positions.learned", "head.pool.probe")
+
+
+def without_leading_axis(name: str, tensor: Tensor) -> Tensor:
+    """Tokens and positions as other PyTorch systems hold them, (1, N, width) -> (N, width); all else as it is."""
+    if name not in WITH_LEADING_AXIS:
+        return tensor
+    if tensor.ndim != 3 or len(tensor) != 1:
+        raise CheckpointError(f"the tensor for {name!r} has shape {tuple(tensor.shape)}, but should have (1, N, width)")
+    return tensor[0]
+
+
 def need(tensors: LazyTensors, name: str, ndim: int) -> Shape:
     """The shape of a tensor that the layout cannot do without."""
     if name not in tensors:
@@ -124,6 +147,11 @@ class NameMap:
 
     def theirs(self, name: str) -> str | None:
         return _translate(name, self._to_theirs)
+
+    def renamed(self, tensors: Tensors) -> LazyTensors:
+        """Tensors under our names; one that no row knows keeps its own, and loading reports it."""
+        names = {name: self.ours(name) or name for name in tensors}
+        return renamed(tensors, names.__getitem__)
 
 
 def _template(pattern: str) -> str:
@@ -202,6 +230,23 @@ def make_config(given: dict[str, Any], **fields: Any) -> ViTConfig:
         raise CheckpointError(f"the tensors do not make a model that can be built: {e}") from e
 
 
+# What formats for the paper's own model can hold; those that hold more say so after it.
+PAPER: dict[str, Any] = {
+    "positions": "learned",
+    "positioned_prefix": ("all", "class"),
+    "class_token": True,
+    "distillation_token": False,
+    "registers": 0,
+    "pre_norm": False,
+    "layer_scale": None,
+    "qkv_bias": True,
+    "activation": ("gelu", "gelu-tanh"),
+    "pooling": "cls",
+    "norm_after_pooling": False,
+    "projection": 0,
+}
+
+
 def only(config: AnyConfig, format: str, **wanted: Any) -> ViTConfig:
     """The configuration, if the format can hold it; `wanted` are the values it can hold of some fields."""
     if not isinstance(config, ViTConfig):
@@ -222,6 +267,17 @@ def resnet_of(config: ViTConfig, format: str) -> StemConfig | None:
     if isinstance(config.stem, ConvStemConfig):
         raise CheckpointError(f"{format} cannot hold a stem of plain convolutions; write it with --to native")
     return config.stem
+
+
+def conv_patches(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The tensors with the patch embedding as a convolution, which is what other systems hold."""
+    config = only(checkpoint.config, "this format")
+    tensors = dict(checkpoint.tensors)
+    if config.patch_embedding == "linear":
+        stride = config.stem.stride if config.stem else 1
+        patch = (config.patch_size[0] // stride, config.patch_size[1] // stride)
+        tensors["patches.weight"] = linear_to_conv(tensors["patches.weight"], patch)
+    return tensors
 
 
 def not_kept(config: ViTConfig, format: str, **meant: Any) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitkit.checkpoints.layout import (
     IMAGENET,
@@ -26,6 +25,7 @@ from vitkit.checkpoints.layout import (
     note_assumptions,
     of,
     renamed,
+    without_leading_axis,
 )
 from vitkit.checkpoints.stems import stem_from_shapes
 from vitkit.errors import CheckpointError
@@ -72,7 +72,6 @@ BARE_STEM = (  # R+Ti/16: a stem without stages
 )
 NAMES = NameMap(*BODY, *STEM)
 NAMES_BARE_STEM = NameMap(*BODY, *BARE_STEM)
-WITH_LEADING_AXIS = ("class_token", "distillation_token", "registers", "positions.learned", "head.pool.probe")
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "quick_gelu": "quick-gelu", "silu": "swiglu"}
 
@@ -88,10 +87,9 @@ def read(tensors: Tensors, about: dict[str, Any] | None = None, given: dict[str,
     refuse_variants(tensors)
     notes: list[str] = []
     names = NAMES_BARE_STEM if "patch_embed.backbone.conv.weight" in tensors else NAMES
-    renames = {name: names.ours(name) or name for name in tensors}
-    lazy = renamed(tensors, renames.__getitem__)
+    lazy = names.renamed(tensors)
     config = make_config(given, **_fields(lazy, about, given, notes))
-    converted = {name: _without_leading_axis(name, lazy[name]) for name in lazy}
+    converted = {name: without_leading_axis(name, lazy[name]) for name in lazy}
     if "patches.bias" not in lazy and config.pre_norm:  # where timm leaves it out
         converted["patches.bias"] = torch.zeros(config.width, dtype=lazy.dtype("patches.weight"))
     return Checkpoint(config, converted, class_names(about, config.classes), notes, "timm", names.theirs)
@@ -117,14 +115,6 @@ def refuse_variants(tensors: Tensors) -> None:
     ):
         if part in tensors:
             raise CheckpointError(f"not supported: {what}, shown by the tensor {part!r}; vitkit has no such ViT")
-
-
-def _without_leading_axis(name: str, tensor: Tensor) -> Tensor:
-    if name not in WITH_LEADING_AXIS:
-        return tensor
-    if tensor.ndim != 3 or len(tensor) != 1:
-        raise CheckpointError(f"the tensor for {name!r} has shape {tuple(tensor.shape)}, but should have (1, N, width)")
-    return tensor[0]
 
 
 def _fields(tensors: LazyTensors, about: dict[str, Any], given: dict[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.checkpoints.google import conv_patches
-from vitkit.checkpoints.layout import Checkpoint, not_kept, only, resnet_of
-from vitkit.checkpoints.timm import NAMES, NAMES_BARE_STEM, WITH_LEADING_AXIS
+from vitkit.checkpoints.layout import WITH_LEADING_AXIS, Checkpoint, conv_patches, not_kept, only, resnet_of
+from vitkit.checkpoints.timm import NAMES, NAMES_BARE_STEM
 from vitkit.errors import CheckpointError
 from vitkit.model.config import Preprocessing, ViTConfig
 

@@ -6,21 +6,21 @@ from typing import Any
 
 from torch import Tensor
 
-from vitkit.checkpoints.google import conv_patches
 from vitkit.checkpoints.layout import (
     IMAGENET,
+    PAPER,
     Checkpoint,
     NameMap,
     Tensors,
+    conv_patches,
     count,
     find_grid,
     guess_heads,
     make_config,
     need,
     not_kept,
-    of,
     only,
-    renamed,
+    without_leading_axis,
 )
 from vitkit.errors import CheckpointError
 
@@ -50,9 +50,7 @@ def matches(tensors: Tensors) -> bool:
 
 def read(tensors: Tensors, about: Any = None, given: dict[str, Any] | None = None) -> Checkpoint:
     given, notes = dict(given or {}), []
-    source = of(tensors)
-    renames = {name: NAMES.ours(name) or name for name in source}
-    lazy = renamed(source, renames.__getitem__)
+    lazy = NAMES.renamed(tensors)
     width, channels, *patch = need(lazy, "patches.weight", 4)
     grid, _ = find_grid(need(lazy, "positions.learned", 3)[1], [1], (patch[0], patch[1]), given.get("image_size"))
     head, pre = "head.classifier.weight", "head.pre_logits.weight"
@@ -71,36 +69,12 @@ def read(tensors: Tensors, about: Any = None, given: dict[str, Any] | None = Non
         position_resize="torchvision",
         preprocessing={**IMAGENET, "crop": 0.875, "fit": "crop", "interpolation": "bilinear"},
     )
-    converted = {name: _without_leading_axis(name, lazy[name]) for name in lazy}
+    converted = {name: without_leading_axis(name, lazy[name]) for name in lazy}
     return Checkpoint(config, converted, None, notes, "torchvision", NAMES.theirs)
 
 
-def _without_leading_axis(name: str, tensor: Tensor) -> Tensor:
-    if name not in ("class_token", "positions.learned"):
-        return tensor
-    if tensor.ndim != 3 or len(tensor) != 1:
-        raise CheckpointError(f"the tensor for {name!r} has shape {tuple(tensor.shape)}, but should have (1, N, width)")
-    return tensor[0]
-
-
 def write(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], list[str]]:
-    config = only(
-        checkpoint.config,
-        "torchvision's ViT",
-        stem=None,
-        positions="learned",
-        positioned_prefix=("all", "class"),
-        class_token=True,
-        distillation_token=False,
-        registers=0,
-        pre_norm=False,
-        layer_scale=None,
-        qkv_bias=True,
-        activation=("gelu", "gelu-tanh"),
-        pooling="cls",
-        norm_after_pooling=False,
-        projection=0,
-    )
+    config = only(checkpoint.config, "torchvision's ViT", stem=None, **PAPER)
     if config.image_size[0] != config.image_size[1] or config.patch_size[0] != config.patch_size[1]:
         raise CheckpointError("torchvision's ViT wants square pictures and patches; use --to native")
     foreign = {NAMES.theirs(name) or name: tensor for name, tensor in conv_patches(checkpoint).items()}
