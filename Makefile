@@ -66,8 +66,7 @@ tour: $(VENV)/installed-docs ## run docs/tour.ipynb and keep its outputs
 	$(BIN)/python docs/make_tour.py
 
 bench: $(VENV)/installed-dev ## measure vitkit beside its peers (under 30 minutes), then write the README's tables
-	$(BIN)/python benchmarks/all.py $(ARGS)
-	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/all.py $(ARGS); ended=$$?; $(BIN)/python benchmarks/tables.py && exit $$ended
 
 tables: $(VENV)/installed-dev ## write the README's tables from benchmarks/results/
 	$(BIN)/python benchmarks/tables.py

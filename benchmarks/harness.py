@@ -154,7 +154,10 @@ def arguments(about: str, models: Sequence[str], systems: Sequence[str]) -> argp
     parser.add_argument("--seconds", type=float, default=20.0, help="time spent on each case (default: 20)")
     parser.add_argument("--threads", type=int, help="threads of PyTorch (default: PyTorch's choice)")
     parser.add_argument("--quick", action="store_true", help="about a minute in all: fewer cases, no memory")
-    parser.add_argument("--memory", action="store_true", help="measure peak memory with --quick too")
+    parser.add_argument("--rounds", type=int, default=5, help="at least so many for each case (default: 5)")
+    parser.add_argument(
+        "--memory", action=argparse.BooleanOptionalAction, help="peak memory too (default: yes, but not with --quick)"
+    )
     parser.add_argument("--save", type=Path, help=f"where the JSON goes (default: {RESULTS.name}/; none with --quick)")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     return parser

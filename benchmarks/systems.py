@@ -104,11 +104,11 @@ def side_by_side(script: str, about: str, cases: Sequence[tuple[str, int]], make
     for model, batch in chosen:
         macs = passes * summarize(shape(model))["gmacs"] * 1e9
         calls = {system: make(system, model, batch) for system in args.systems}
-        seconds, least = (2.0, 2) if args.quick else (args.seconds, 5)
+        seconds, least = (2.0, 2) if args.quick else (args.seconds, args.rounds)
         found = compare(calls, batch, batch * macs, seconds, least)
         del calls
         for row in found:
-            wanted = args.memory or not args.quick
+            wanted = not args.quick if args.memory is None else args.memory
             row["peak_mb"] = memory_of(script, row["system"], model, batch) if wanted else None
             rows.append({"model": model, "batch": batch} | row)
         print(table(rows[-len(found) :]), flush=True)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import httpx
@@ -20,6 +21,8 @@ from PIL import Image, ImageDraw
 
 import vitkit
 from peers import randomize
+from vitkit.data import normalise, prepare, to_tensor
+from vitkit.data.decode import decode
 from vitkit.runtime import open_runtime
 from vitkit.web.app import create_app
 from vitkit.web.models import Served
@@ -83,3 +86,36 @@ def live(models: list[Served], **settings: Any) -> Iterator[tuple[str, Server]]:
         thread.join(30)
         listener.close()
     assert not thread.is_alive(), "the server did not end"
+
+
+# --- asking an application without a server ------------------------------------------------------------
+
+MODEL = small_model()
+SECOND = small_model("other", classes=3, seed=1, image_size=(16, 32))
+
+
+def images_of(served: Served, data: bytes) -> torch.Tensor:
+    pre = served.config.preprocessing
+    return normalise(to_tensor(prepare(decode(data, served.config.channels), pre))[None], pre)
+
+
+def ask(method: str, path: str, models: tuple[Served, ...] = (MODEL,), settings: Any = None, **more: Any) -> Any:
+    return with_client(app_of(models, settings), lambda client: client.request(method, path, **more), keep=True)
+
+
+@cache
+def app_of(models: tuple[Served, ...], settings: ServeSettings | None) -> FastAPI:
+    return create_app(models, settings or ServeSettings())
+
+
+def explained(query: str, data: bytes = picture(), models: tuple[Served, ...] = (MODEL,)) -> Any:
+    answer = ask("POST", f"/api/explain?{query}", models, content=data)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def message(answer: httpx.Response, status: int, code: str) -> str:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == code
+    return error["message"]

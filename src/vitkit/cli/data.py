@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from vitkit.cli.output import JsonOption, open_table, print_json
+from vitkit.cli.output import JsonOption, one_line, open_table, print_json, print_some
 
 if TYPE_CHECKING:
     from vitkit.data.check import Report
@@ -25,7 +25,6 @@ DataArgument = Annotated[
         ".npz arrays; Parquet with pictures; shards/train-{0000..0099}.tar.",
     ),
 ]
-_LISTED = 10
 
 
 @app.command()
@@ -62,7 +61,7 @@ def _print_report(report: Report) -> None:
     splits = list(report.splits)
     print_, table = open_table("class", *splits, "all")
     for name, counts in report.classes.items():
-        table.add_row(_one_line(name), *(f"{counts[s]:,}" for s in splits), f"{sum(counts.values()):,}")
+        table.add_row(one_line(name), *(f"{counts[s]:,}" for s in splits), f"{sum(counts.values()):,}")
     table.add_row("all pictures", *(f"{report.splits[s]:,}" for s in splits), f"{sum(report.splits.values()):,}")
     print_(table)
     sizes = ", ".join(f"{word} {w}x{h}" for word, (w, h) in report.sizes.items())
@@ -71,12 +70,12 @@ def _print_report(report: Report) -> None:
     if report.multi_label:
         typer.echo("a picture may have several labels")
     if report.empty_classes:
-        typer.echo(f"folders without a picture: {', '.join(map(_one_line, report.empty_classes))}")
+        typer.echo(f"folders without a picture: {', '.join(map(one_line, report.empty_classes))}")
     _print_problems(report)
 
 
 def _print_problems(report: Report) -> None:
-    _print_some(f"{len(report.bad)} unreadable", [f"{b.path}: {b.reason}" for b in report.bad])
+    print_some(f"{len(report.bad)} unreadable", [f"{b.path}: {b.reason}" for b in report.bad])
     groups = {
         "the same picture in different splits (leakage)": [d for d in report.duplicates if d.leaks],
         "the same picture with different labels": [d for d in report.duplicates if d.contradicts and not d.leaks],
@@ -84,28 +83,13 @@ def _print_problems(report: Report) -> None:
     }
     for what, found in groups.items():
         lines = [" = ".join(f"{p} ({s})" for p, s in zip(d.paths, d.splits, strict=True)) for d in found]
-        _print_some(f"{len(found)} x {what}", lines)
+        print_some(f"{len(found)} x {what}", lines)
     if not report.bad and not report.duplicates:
         typer.echo("no unreadable pictures, no duplicates")
 
 
-def _print_some(title: str, lines: list[str]) -> None:
-    if not lines:
-        return
-    typer.echo(f"{title}:")
-    for line in lines[:_LISTED]:
-        typer.echo(f"  {_one_line(line)}")
-    if len(lines) > _LISTED:
-        typer.echo(f"  ... and {len(lines) - _LISTED} more; --json lists them all")
-
-
 def _tally(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in counts.items()) or "none"
-
-
-def _one_line(text: str) -> str:
-    """File names may hold line breaks and bytes that are no text."""
-    return text.encode(errors="backslashreplace").decode().replace("\r", "\\r").replace("\n", "\\n")
 
 
 class _BareAugment(TyperCommand):

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.output import JsonOption, best_device, one_line, open_table, print_json, progress_bar
+from vitkit.cli.output import JsonOption, best_device, one_line, open_table, print_json, print_some, progress_bar
 
 if TYPE_CHECKING:
     from vitkit.data import Source
     from vitkit.evaluate import Evaluation, Probe
-
-_LISTED = 10
 
 
 class Kind(str, Enum):
@@ -165,14 +163,8 @@ def _print_probe(result: Probe) -> None:
 
 
 def _print_bad(result: Evaluation | Probe) -> None:
-    bad = result.bad_files
-    if not bad:
-        return
-    typer.echo(f"{len(bad)} unreadable and not counted:")
-    for file in bad[:_LISTED]:
-        typer.echo(f"  {one_line(file.path)}: {one_line(file.reason)}")
-    if len(bad) > _LISTED:
-        typer.echo(f"  ... and {len(bad) - _LISTED} more; --json lists them all")
+    lines = [f"{bad.path}: {bad.reason}" for bad in result.bad_files]
+    print_some(f"{len(lines)} unreadable and not counted", lines)
 
 
 def _check_folder(out: Path) -> None:

@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
+_LISTED = 10
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -59,6 +60,17 @@ def best_device(wanted: str | None) -> str:
         first = str(e).splitlines()[0]
         raise ConfigError(f"--device {wanted} cannot be used here ({first}); leave it out for {best}") from None
     return wanted or best
+
+
+def print_some(title: str, lines: list[str], all_of_them: str = "--json lists them all") -> None:
+    """A title and the first lines under it; nothing when there are none."""
+    if not lines:
+        return
+    typer.echo(f"{title}:")
+    for line in lines[:_LISTED]:
+        typer.echo(f"  {one_line(line)}")
+    if len(lines) > _LISTED:
+        typer.echo(f"  ... and {len(lines) - _LISTED} more; {all_of_them}")
 
 
 def one_line(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.output import JsonOption, best_device, one_line, print_json, progress_bar
+from vitkit.cli.output import JsonOption, best_device, one_line, print_json, print_some, progress_bar
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from vitkit.predict.job import Work
     from vitkit.runtime import Runtime
 
-_LISTED = 10
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A checkpoint, a run's folder, hf:owner/name or timm:name.")
@@ -153,13 +152,8 @@ def report(done: Done, out: Path, about: dict[str, Any], as_json: bool) -> None:
         return typer.echo(f"{out} is finished already; begin anew with --force")
     speed = done.pictures / max(done.seconds, 1e-9)
     typer.echo(f"{done.pictures:,} pictures in {done.seconds:.1f} s ({speed:.1f}/s, {about['runtime']}): {out}")
-    if bad:
-        typer.echo(f"{len(bad)} unreadable, with the reason in {out}:")
-        for file in bad[:_LISTED]:
-            typer.echo(f"  {one_line(file['path'])}: {one_line(file['reason'])}")
-        if len(bad) > _LISTED:
-            typer.echo(f"  ... and {len(bad) - _LISTED} more")
-    return None
+    lines = [f"{b['path']}: {b['reason']}" for b in bad]
+    return print_some(f"{len(lines)} unreadable, with the reason in {out}", lines, f"{out} lists them all")
 
 
 def _print(work: Work, source: Any, config: AnyConfig, about: dict[str, Any], as_json: bool) -> None:

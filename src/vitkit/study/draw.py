@@ -90,8 +90,10 @@ def legend_above(figure: Figure, axes: Axes, columns: int) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns)
 
 
-def note(axes: Axes, x: float, y: float, text: str) -> None:
-    axes.annotate(text, (x, y), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8, color=INK)
+def note(axes: Axes, x: float, y: float, text: str, left: bool = False) -> None:
+    """Words above a point and beside it, where neither its interval nor its line is."""
+    place, side = ((-5, 4), "right") if left else ((5, 4), "left")
+    axes.annotate(text, (x, y), xytext=place, textcoords="offset points", ha=side, fontsize=8, color=INK)
 
 
 def baseline(axes: Axes, y: float, text: str) -> None:

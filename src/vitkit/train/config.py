@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from vitkit.data.augment import Augment, preset
 from vitkit.errors import ConfigError, did_you_mean
-from vitkit.model.config import Jsonable, Size, as_size
+from vitkit.model.config import Size, as_size
+from vitkit.model.jsonable import Jsonable
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from vitkit.data.decode import BadPicture, available_formats, decode
-from vitkit.data.preprocess import prepare, resized_to, to_tensor
+from vitkit.data.preprocess import prepare, to_tensor
 from vitkit.model.config import AnyConfig
 from vitkit.web.body import Upload
 from vitkit.web.problems import Problem
@@ -21,7 +21,7 @@ KINDS = "JPEG, PNG, WebP, GIF, BMP, TIFF or another common format"
 def to_input(upload: Upload, config: AnyConfig, most: int, prepared: bool = False, where: str = "") -> Tensor:
     """uint8 C H W as the model sees it. `most` bounds the pixels, `where` says which picture of several it is."""
     try:
-        _check_size(upload.data, config, most)
+        _check_size(upload.data, most)
         picture = decode(upload.data, config.channels)
     except BadPicture as e:
         if isinstance(e.__cause__, UnidentifiedImageError):
@@ -38,8 +38,8 @@ def to_input(upload: Upload, config: AnyConfig, most: int, prepared: bool = Fals
     return to_tensor(picture)
 
 
-def _check_size(data: bytes, config: AnyConfig, most: int) -> None:
-    """Sizes are known before anything is decoded. A long thin picture may also be small until it is resized."""
+def _check_size(data: bytes, most: int) -> None:
+    """Sizes are known before anything is decoded."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -51,11 +51,6 @@ def _check_size(data: bytes, config: AnyConfig, most: int) -> None:
         raise Problem(422, "bad_image", f"a picture of {width}x{height} pixels has nothing in it")
     if width * height > most:
         raise Problem(422, "bad_image", f"{width}x{height} pixels is beyond the limit of {most:,}; send a smaller one")
-    for size in ((height, width), (width, height)):  # it may lie on its side
-        tall, wide = resized_to(*size, config.preprocessing)
-        if tall * wide > most:
-            told = f"a picture of {width}x{height} pixels is too long and thin to be resized for this model"
-            raise Problem(422, "bad_image", f"{told}; cut it first")
 
 
 def to_picture(pixels: Tensor) -> np.ndarray:

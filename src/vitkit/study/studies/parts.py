@@ -124,9 +124,10 @@ def _draw_patch(table: Table) -> Figure:
     lines(axes, x, {"": accuracies(table.rows)}, room=0.35)
     means = accuracies(table.rows).mean(axis=0)
     for row, place, mean in zip(table.rows, x, means, strict=True):
-        note(axes, place, mean, f"{row.name}\n{row.about['tokens']} tokens")
+        words = f"{row.name}\n{row.about['tokens']} tokens"
+        note(axes, place, mean, words, left=means[0] > means[-1])  # the first has most tokens, and lies on the right
     axes.set_xscale("log")
-    axes.margins(x=0.12)
+    axes.margins(x=0.2)
     axes.set_xlabel("million multiply-adds per picture (logarithmic)")
     return figure
 
