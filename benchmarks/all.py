@@ -27,7 +27,7 @@ BENCHMARKS = {
     "inference": "--seconds 5 --budget 1m",
     "serve": "--seconds 20 --requests 10000",
     "plan": "",
-    "attention": "",
+    "attention": "--seconds 3",
     "explain": "--quick",
     "training": "--quick",
     "time_to_accuracy": "--quick",

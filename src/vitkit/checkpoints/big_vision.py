@@ -108,8 +108,13 @@ def _unstacked(tensors: LazyTensors) -> LazyTensors:
 
 def write(checkpoint: Checkpoint, stacked: bool = False) -> tuple[dict[str, Tensor], list[str]]:
     """Tensors under big_vision's names, and what the format cannot say. `stacked`: all layers in one array."""
-    more = {"positions": ("learned", "sincos-2d"), "class_token": (True, False), "pooling": ("cls", "mean", "map")}
-    more |= {"stem": None, "positioned_prefix": ("all", "class", "none")}
+    more: dict[str, Any] = {
+        "stem": None,
+        "positions": ("learned", "sincos-2d"),
+        "positioned_prefix": ("all", "class", "none"),
+        "class_token": (True, False),
+        "pooling": ("cls", "mean", "map"),
+    }
     config = only(checkpoint.config, "big_vision's format", **PAPER | more)
     if config.pooling == "mean" and config.class_token:
         raise CheckpointError("big_vision's format cannot hold mean pooling beside a class token; use --to native")
