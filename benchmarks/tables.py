@@ -26,7 +26,7 @@ SYSTEMS = {
 }
 
 Words = tuple[str, str]  # English, Chinese
-Made = tuple[list[Words], list[list[str]]]  # heads of the columns, cells
+Made = tuple[list[Words], list[list[Any]]]  # heads of the columns, cells: text, or words in both languages
 
 MODEL: Words = ("model", "模型")
 BATCH: Words = ("batch", "批大小")
@@ -88,9 +88,22 @@ def running(rows: list[dict[str, Any]]) -> Made:
     return heads, cells
 
 
+SERVING: dict[str, Words] = {
+    "throughput": ("pictures a second with 32 clients, to the bare runtime", "32 个客户端时每秒图片数，与裸运行时之比"),
+    "half load": ("99% are answered at half load, in batch times", "半载时 99% 的回答时间，以一批的时间计"),
+    "overload": ("the same at four times the load, to 32 clients", "四倍负载时同上，与 32 个客户端之比"),
+    "SIGTERM": ("requests lost at SIGTERM", "SIGTERM 时丢失的请求"),
+    "memory": ("memory after all requests, to that after a fifth", "全部请求之后的内存，与五分之一之后之比"),
+}
+
+
 def serving(rows: list[dict[str, Any]]) -> Made:
-    heads: list[Words] = [("serving", "服务"), ("measured", "实测"), ("limit", "界限"), ("holds", "满足")]
-    return heads, [[r["what"], f"{r['value']:g}", str(r["limit"]), "✓" if r["holds"] else "✗"] for r in rows]
+    heads: list[Words] = [("serving", "服务"), ("measured", "实测"), ("goal", "目标"), ("reached", "达到")]
+    cells = []
+    for row in rows:
+        goal = f"{'≥' if row['what'] == 'throughput' else '≤'} {row['limit']:g}"
+        cells.append([SERVING[row["what"]], f"{row['value']:.3g}", goal, "✓" if row["holds"] else "✗"])
+    return heads, cells
 
 
 def planning(rows: list[dict[str, Any]]) -> Made:
@@ -130,8 +143,9 @@ def made(results: Path, language: int) -> str:
     return "\n\n".join(parts)
 
 
-def table(heads: list[Words], cells: list[list[str]], language: int) -> str:
-    lines = [[head[language] for head in heads], ["---"] * len(heads), *cells]
+def table(heads: list[Words], cells: list[list[Any]], language: int) -> str:
+    told = [[cell if isinstance(cell, str) else cell[language] for cell in line] for line in [heads, *cells]]
+    lines = [told[0], ["---"] * len(heads), *told[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 import peers
 import vitkit
 from vitkit.checkpoints.adapt import resize_channels, resize_patches
+from vitkit.checkpoints.convert import write
 from vitkit.checkpoints.load import open_checkpoint
 from vitkit.errors import CheckpointError, VitkitError
 from vitkit.model.positions import resize_grid
@@ -235,3 +237,38 @@ def test_published_widths_have_known_heads(tmp_path) -> None:
         notes: list[str] = []
         assert guess_heads(width, {}, notes) == heads
         assert len(notes) == 1
+
+
+def test_heads_are_never_guessed_for_a_width_that_nobody_published(tmp_path) -> None:
+    """A model of width 128 with 4 heads: another number would load, and compute something else."""
+    model = peers.randomize(vitkit.create("mu", width=128, heads=4, mlp_width=128), scale=0.1)
+    vitkit.save(model, tmp_path / "m.safetensors")
+    notes = write(open_checkpoint(tmp_path / "m.safetensors"), tmp_path / "m.pth", "torchvision")
+    assert any("heads=4" in line for line in notes)
+    with pytest.raises(CheckpointError, match="heads=N"):
+        vitkit.load(tmp_path / "m.pth")
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(vitkit.load(tmp_path / "m.pth", heads=4)(images), model.eval()(images))
+
+
+def test_wrapping_by_timms_training_script_changes_nothing(tmp_path) -> None:
+    """Its checkpoints hold the model as `state_dict`; DeiT's own hold it as `model` and mean ImageNet's statistics."""
+    model = vitkit.create("vit-ti/16", image_size=32, depth=1)
+    vitkit.save(model, tmp_path / "m.safetensors")
+    write(open_checkpoint(tmp_path / "m.safetensors"), tmp_path / "timm", "timm")
+    tensors = load_file(tmp_path / "timm" / "model.safetensors")
+    torch.save(tensors, tmp_path / "bare.pth")
+    torch.save({"state_dict": tensors, "arch": "vit_tiny_patch16_224", "epoch": 3}, tmp_path / "wrapped.pth")
+    torch.save({"model": tensors}, tmp_path / "deit.pth")
+    bare, wrapped, deit = (vitkit.load(tmp_path / f"{name}.pth").config for name in ("bare", "wrapped", "deit"))
+    assert bare == wrapped
+    assert bare.preprocessing.mean == (0.5,)
+    assert deit.preprocessing.mean[0] == 0.485
+
+
+def test_distilled_models_of_timm_want_imagenets_statistics(tmp_path) -> None:
+    timm = peers.import_timm()
+    model = timm.create_model("deit_tiny_distilled_patch16_224", depth=1, img_size=32)
+    torch.save(model.state_dict(), tmp_path / "deit.pth")
+    assert vitkit.load(tmp_path / "deit.pth").config.preprocessing.mean == pytest.approx(model.default_cfg["mean"])

@@ -70,6 +70,7 @@ def read(tensors: Tensors, about: Any = None, given: dict[str, Any] | None = Non
             notes.append(f"no position table (sin-cos): the picture size is not in the file, {size[0]} is assumed")
     fields["pooling"] = "map" if "head.pool.probe" in lazy else "cls" if fields["class_token"] else "mean"
     note_assumptions(fields, notes)
+    notes.append(flax.ASSUMED)
     config = make_config(given, **fields)
     converted = fuse(lazy, partial(flax.from_flax, config=config))
     return Checkpoint(config, converted, None, notes, "big_vision", NAMES.theirs)

@@ -63,6 +63,7 @@ def read(tensors: Tensors, about: Any = None, given: dict[str, Any] | None = Non
     fields |= {"image_size": size, "positioned_prefix": "all" if prefix else "none"}
     fields["pooling"] = "cls" if fields["class_token"] else "mean"
     note_assumptions(fields, notes)
+    notes.append(flax.ASSUMED)
     config = make_config(given, **fields)
     converted = fuse(lazy, partial(flax.from_flax, config=config))
     return Checkpoint(config, converted, None, notes, "google", _in_file)

@@ -165,8 +165,10 @@ def _translate(name: str, rows: Sequence[tuple[re.Pattern[str], str]]) -> str | 
     return None
 
 
-# Heads cannot be seen in fused weights. Published models have 64 channels per head, but for these widths.
+# Heads cannot be seen in fused weights. Published models have 64 channels per head, but for these widths, and none
+# is narrower than ViT-Ti.
 HEADS_BY_WIDTH = {1280: 16, 1408: 16, 1664: 16}
+NARROWEST = 192
 
 
 def guess_heads(width: int, given: dict[str, Any], notes: list[str]) -> int:
@@ -174,12 +176,14 @@ def guess_heads(width: int, given: dict[str, Any], notes: list[str]) -> int:
     if "heads" in given:
         return int(given["heads"])
     heads = HEADS_BY_WIDTH.get(width) or width // 64
-    if heads * (width // max(1, heads)) != width or (width % 64 and width not in HEADS_BY_WIDTH):
+    if width < NARROWEST or heads * (width // heads) != width or (width % 64 and width not in HEADS_BY_WIDTH):
         raise CheckpointError(
             f"the file does not say how many heads its layers of width {width} have, and no published model "
             f"has this width: pass heads=N (on the command line --set heads=N)"
         )
-    notes.append(f"{heads} heads: not in the file, taken from the published models of width {width}")
+    notes.append(
+        f"{heads} heads: not in the file, assumed as published models have them; pass heads=N if it has others"
+    )
     return heads
 
 

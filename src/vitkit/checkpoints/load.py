@@ -219,7 +219,8 @@ def read_tensors(tensors: LazyTensors, about: dict[str, dict[str, Any]], stated:
     if huggingface.matches(tensors):
         return huggingface.read(tensors, about.get("config.json"), stated, about.get("preprocessor_config.json"))
     plain = facebook.unwrapped(tensors, notes)
-    read = _by_names(plain, about, wrapped=bool(notes))
+    by_timm = any(name.startswith(("state_dict/", "state_dict_ema/")) for name in tensors)  # its training script
+    read = _by_names(plain, about, wrapped=bool(notes) and not by_timm)
     if read is None:
         names = list(tensors)
         raise CheckpointError(

@@ -145,7 +145,8 @@ def _fields(tensors: LazyTensors, about: dict[str, Any], given: dict[str, Any], 
     fields |= _head(tensors, args, about)
     if not args:
         note_assumptions(fields, notes)
-    fields["preprocessing"] = _preprocessing(pretrained, architecture, fields["image_size"], notes)
+    deit = architecture.startswith("deit") or fields["distillation_token"] or fields["layer_scale"] is not None
+    fields["preprocessing"] = _preprocessing(pretrained, bool(deit), notes)
     return fields
 
 
@@ -225,9 +226,10 @@ def _head(tensors: LazyTensors, args: dict[str, Any], about: dict[str, Any]) -> 
     return {"pooling": pooling, "norm_after_pooling": after, "classes": classes, "pre_logits": pre_logits}
 
 
-def _preprocessing(pretrained: dict[str, Any], architecture: str, size: Any, notes: list[str]) -> dict[str, Any]:
+def _preprocessing(pretrained: dict[str, Any], deit: bool, notes: list[str]) -> dict[str, Any]:
+    """As config.json says; else what timm has for the family: DeiT and its LayerScale successors want ImageNet's."""
     if "mean" not in pretrained or "std" not in pretrained:
-        stats = IMAGENET if architecture.startswith("deit") else {"mean": (0.5,), "std": (0.5,)}
+        stats = IMAGENET if deit else {"mean": (0.5,), "std": (0.5,)}
         notes.append(f"preprocessing: not in the file, timm's mean {stats['mean'][0]} and crop 0.9 are assumed")
         return {**stats, "crop": 0.9, "fit": "crop", "interpolation": "bicubic"}
     return {

@@ -81,4 +81,5 @@ def write(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], list[str]]:
     for name in ("class_token", "encoder.pos_embedding"):
         foreign[name] = foreign[name][None]
     meant = {"norm_eps": 1e-6, "activation": "gelu", "position_resize": "torchvision"}
-    return foreign, not_kept(config, "torchvision's ViT", **meant)
+    notes = not_kept(config, "torchvision's ViT", **meant)
+    return foreign, [*notes, f"the number of heads is not kept: read it with heads={config.heads}"]

@@ -75,7 +75,12 @@ def _print_report(report: Report) -> None:
 
 
 def _print_problems(report: Report) -> None:
+    missing = [f"{name}: none in {', '.join(s for s, n in c.items() if not n)}" for name, c in report.classes.items()]
+    missing = [line for line in missing if not line.endswith(" in ")]
+    print_some("classes that a split says nothing about (add pictures, or sort them into train, val, test)", missing)
     print_some(f"{len(report.bad)} unreadable", [f"{b.path}: {b.reason}" for b in report.bad])
+    if report.bad:
+        typer.echo("training takes other pictures for those that cannot be read, and lists them")
     groups = {
         "the same picture in different splits (leakage)": [d for d in report.duplicates if d.leaks],
         "the same picture with different labels": [d for d in report.duplicates if d.contradicts and not d.leaks],

@@ -77,7 +77,7 @@ def report(result: Export, as_json: bool) -> None:
     typer.echo(f"{result.path}: {result.bytes / 2**20:.1f} MB")
     typer.echo(
         f"compared on {check.pictures} pictures ({check.name}): largest difference {check.difference:.1e} "
-        f"in a probability, the same first class for {check.agreement:.2%}"
+        + (f"in a probability, the same first class for {check.agreement:.2%}" if check.classifies else "in an output")
     )
     if check.accuracy is not None and check.accuracy_before is not None:
         typer.echo(f"accuracy {check.accuracy_before:.2%} before, {check.accuracy:.2%} after")

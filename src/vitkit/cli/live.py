@@ -42,7 +42,7 @@ class View(Watcher):
         score = line.get("val_top1", line.get("val_map"))
         if score is not None:
             self.accuracy = f"{score:.2%}"
-            self.best = self.accuracy if line["best"] else self.best
+            self.best = f"{line['best']:.2%}"
 
 
 class PlainView(View):
@@ -68,7 +68,8 @@ class PlainView(View):
 
     def evaluated(self, line: dict[str, Any]) -> None:
         self.judge(line)
-        typer.echo(f"      step {line['step']}  validation {self.accuracy}  best {self.best}", err=True)
+        if self.accuracy:  # a set without validation pictures is not judged
+            typer.echo(f"      step {line['step']}  validation {self.accuracy}  best {self.best}", err=True)
 
 
 class LiveView(View):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -93,8 +94,9 @@ def run() -> None:
         app(args=arguments, prog_name="vitkit")
     except VitkitError as e:
         if debug:
-            raise
-        typer.echo(f"error: {e}", err=True)
+            traceback.print_exc()
+        stopped = getattr(e, "exit_code", 2) == 130  # all is saved: that is no error
+        typer.echo(f"{e}" if stopped else f"error: {e}", err=True)
         raise SystemExit(getattr(e, "exit_code", 2)) from None
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
@@ -102,3 +104,8 @@ def run() -> None:
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has gone
         sys.stderr.close()
         raise SystemExit(0) from None
+    except OSError as e:  # a disk that is full, a folder that may not be written, a file where a folder should be
+        if debug or e.filename is None:
+            raise
+        typer.echo(f"error: {e.filename}: {e.strerror}; choose another path, or make room and rights for it", err=True)
+        raise SystemExit(2) from None

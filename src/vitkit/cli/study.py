@@ -17,8 +17,17 @@ if TYPE_CHECKING:
     from vitkit.study.run import Result, Watcher
 
 
+def study_names(incomplete: str) -> list[str]:
+    from vitkit.study.studies import STUDIES
+
+    return [name for name in STUDIES if name.startswith(incomplete)]
+
+
 def study(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A study; leave it out for a list.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A study; leave it out for a list.", autocompletion=study_names),
+    ] = None,
     data: Annotated[str, typer.Option(help="A set of pictures, as for `vitkit train`.")] = "digits",
     budget: Annotated[str, typer.Option(help="Time for all trainings together: 90s, 10m, 1h30m.")] = "10m",
     out: Annotated[Path, typer.Option(help="Results go to DIR/NAME; DIR/runs remembers trainings.")] = Path("studies"),
@@ -35,9 +44,11 @@ def study(
     seconds = parse_duration(budget)
     if name is None:
         return _list(seconds, seeds, as_json)
+    from vitkit.explain.figures.style import need_matplotlib
     from vitkit.study.run import named, run
 
     named(name)
+    need_matplotlib()  # before the trainings, not after them
     with _watched(name) as watcher:
         result = run(name, data, out, seconds, steps, seeds, watcher)
     return _report(result, out / name, as_json)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitkit.cli.completion import model_names
 from vitkit.cli.output import JsonOption, open_table, print_json
 
 if TYPE_CHECKING:
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
 
 def train(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A name (digits, mnist, ...), a folder, a manifest, ...")],
-    model: Annotated[str, typer.Option(help="A name of `vitkit zoo`; chosen from the data when left out.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(help="A name of `vitkit zoo`; chosen from the data when left out.", autocompletion=model_names),
+    ] = "",
     init: Annotated[str | None, typer.Option(help="Fine-tune this checkpoint.")] = None,
     out: Annotated[str, typer.Option(help="Folder of the run; runs/DATA-N when left out.")] = "",
     epochs: Annotated[float, typer.Option(help="Train for so many passes over the data.")] = 0.0,
@@ -51,7 +56,7 @@ def train(
         data=data, out=out or free_folder(data), budget=parse_duration(budget) if budget else 0.0, **given
     )
     result = watch(assign(config, settings or []), resume, started, quiet=as_json)
-    report(result, as_json)
+    report(result, data, as_json)
 
 
 def free_folder(data: str) -> str:
@@ -78,7 +83,7 @@ def watch(config: TrainConfig, resume: bool, started: float, quiet: bool) -> Res
         return run(config, resume=resume, watcher=view, started=started)
 
 
-def report(result: Result, as_json: bool) -> None:
+def report(result: Result, data: str, as_json: bool) -> None:
     from vitkit.ranks import is_first
 
     if not is_first():
@@ -86,9 +91,12 @@ def report(result: Result, as_json: bool) -> None:
     if as_json:
         return print_json({**vars(result), "out": str(result.out)})
     print_, table = open_table("what", "reached", left=1)
+    splits = json.loads((result.out / "config.json").read_text(encoding="utf-8"))["splits"]
+    counts = {"test": splits.get("test", 0), "validation": splits.get("val") or splits.get("test", 0)}
     for name, scores in (("validation", result.validation), ("best", result.best), ("test", result.test)):
         if "top1" in scores:
-            table.add_row(f"{name} accuracy", f"{scores['top1']:.2%}")
+            judged = f" ({counts[name]:,} pictures)" if name in counts else ""
+            table.add_row(f"{name} accuracy{judged}", f"{scores['top1']:.2%}")
         elif "map" in scores:
             table.add_row(f"{name} mean average precision", f"{scores['map']:.2%}")
     table.add_row("time", f"{result.seconds:.0f} s, {result.steps:,} steps, {result.epochs:.1f} epochs")
@@ -98,7 +106,7 @@ def report(result: Result, as_json: bool) -> None:
         table.add_row("steps left out", f"{result.skipped}: their loss was not finite")
     table.add_row("model", str(result.out / "best.safetensors"))
     print_(table)
-    return print_(f"Next: vitkit evaluate {result.out} DATA, or vitkit explain {result.out}")
+    return print_(f"Next: vitkit evaluate {result.out} {data}, or vitkit explain {result.out} --data {data}")
 
 
 def replay(

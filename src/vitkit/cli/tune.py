@@ -140,7 +140,7 @@ def _live(shown: bool) -> Any:
 
 
 def _table(rows: list[Row]) -> tuple[Callable[[Any], None], Table]:
-    print_, table = open_table("way", "batch", "threads", "images/s", "ratio", "right")
+    print_, table = open_table("way", "batch", "threads", "images/s", "to PyTorch", "right")
     for row in rows:
         table.add_row(*_cells(row))
     return print_, table

@@ -59,7 +59,8 @@ def make_subject(
     if len(given) > most:
         warnings.append(f"{len(given)} pictures were given: the first {most} are shown, all count in the statistics")
     directory = Path(run) if run else _run_of(source)
-    return Subject(source, vit, pictures.first(most), sample, class_names, wanted, _patch(query), directory, warnings)
+    patch = _patch(query, config.grid)
+    return Subject(source, vit, pictures.first(most), sample, class_names, wanted, patch, directory, warnings)
 
 
 def load_model(source: str, size: Size | None) -> tuple[nn.Module, Sequence[str] | None, list[str]]:
@@ -78,13 +79,16 @@ def _run_of(source: str) -> Path | None:
     return directory if path.exists() and (directory / "log.jsonl").is_file() else None
 
 
-def _patch(query: str | None) -> Size | None:
+def _patch(query: str | None, grid: Size) -> Size | None:
     if query is None:
         return None
     parts = query.replace("x", ",").split(",")
     if len(parts) != 2 or not all(p.strip().isdigit() for p in parts):
         raise InputError(f"--query {query} is not a patch; write ROW,COLUMN counted from 0, such as 3,5")
-    return int(parts[0]), int(parts[1])
+    row, column = int(parts[0]), int(parts[1])
+    if row >= grid[0] or column >= grid[1]:
+        raise InputError(f"--query {query} is outside: rows are 0 to {grid[0] - 1}, columns 0 to {grid[1] - 1}")
+    return row, column
 
 
 def main(name: str, arguments: Sequence[str] | None = None) -> None:

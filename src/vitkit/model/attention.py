@@ -1,8 +1,8 @@
 """Multi-head self-attention (Dosovitskiy et al. 2021, appendix A).
 
 Two paths, one result. The fused kernel never forms the attention matrix; the plain path forms it,
-and hands it to `on_weights` when somebody wants to look. Without a looker `prefer_fused` picks the
-faster one from a measured table. `tests/model/test_attention.py` holds the two paths equal.
+and hands it to `on_weights` when somebody wants to look. Without a looker the fused kernel is used, unless
+`PLAIN_UP_TO` names a device where the plain path is faster. `tests/model/test_attention.py` holds the two paths equal.
 
 Shapes: B images, N tokens, D width, H heads, K = D / H channels per head.
 """

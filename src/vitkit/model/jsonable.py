@@ -55,7 +55,9 @@ class Jsonable:
             if words := get_args(kind) if str(kind).startswith("typing.Literal") else ():
                 if value not in words:
                     hint = did_you_mean(str(value), words)
-                    raise ConfigError(f"{name}={value!r} is not known.{hint} Choose one of: {', '.join(words)}")
+                    raise ConfigError(
+                        f"{name}={value!r} is not known.{hint} Choose one of: {', '.join(filter(None, words))}"
+                    )
             elif kind is int and (isinstance(value, bool) or not isinstance(value, int)):
                 raise ConfigError(f"{name}={value!r} must be a whole number")
             elif kind is bool and not isinstance(value, bool):

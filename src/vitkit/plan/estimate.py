@@ -134,15 +134,19 @@ def plan(setup: Setup) -> Plan:
 
 def complete(setup: Setup) -> Setup:
     """Nothing left open, nothing impossible."""
+    setup = replace(setup, device=setup.device.lower())
     if setup.device not in DEVICES:
         known = ", ".join(DEVICES)
         raise ConfigError(f"no device {setup.device!r}.{did_you_mean(setup.device, DEVICES)} Choose from: {known}")
-    gpu = DEVICES[setup.device].tflops > 0
-    batch = setup.batch_size or max(setup.gpus, (1024 if gpu else 64) // setup.gpus * setup.gpus)
     for name in ("images", "gpus", "accumulate", "per_machine", "epochs"):
         if getattr(setup, name) <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(setup, name)} must be above 0")
-    if batch < 0 or batch % setup.gpus:
+    for name in ("batch_size", "price"):
+        if (getattr(setup, name) or 0) < 0:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(setup, name)} must not be negative")
+    gpu = DEVICES[setup.device].tflops > 0
+    batch = setup.batch_size or max(setup.gpus, (1024 if gpu else 64) // setup.gpus * setup.gpus)
+    if batch % setup.gpus:
         raise ConfigError(f"--batch-size {batch} must be divided by the {setup.gpus} devices; it counts all of them")
     if batch // setup.gpus < setup.accumulate:
         raise ConfigError(

@@ -85,8 +85,8 @@ def gpu_step(
         passes = flops / (mfu * compute)
     else:
         written: float = memory.activations * train.accumulate
-        if train.gradient_checkpointing:  # more was written than kept
-            written = pictures * _activations(config, train)
+        if train.gradient_checkpointing:  # more is written than kept, and the forward pass writes it twice
+            written = 4 / 3 * train.accumulate * _activations(config, train, math.ceil(pictures / train.accumulate))
         passes = flops / (GEMM_SHARE * compute) + PASSES * written / device.bandwidth
         blocks = config.depth if isinstance(config, ViTConfig) else sum(config.stem.layers)
         passes = max(passes, LAUNCH * blocks * train.accumulate)
@@ -96,11 +96,10 @@ def gpu_step(
     )
 
 
-def _activations(config: AnyConfig, train: TrainConfig) -> float:
-    """Bytes per picture without checkpointing."""
-    few = 4
+def _activations(config: AnyConfig, train: TrainConfig, pictures: int) -> float:
+    """Bytes without checkpointing."""
     plain = train.replace(gradient_checkpointing=False, shard=False, accumulate=1)
-    return training_memory(config, plain, few).activations / few
+    return training_memory(config, plain, pictures).activations
 
 
 def _exchange(

@@ -89,6 +89,7 @@ class Check:
     accuracy: float | None = None  # of the runtime, where labels are known
     accuracy_before: float | None = None
     exact: bool = True
+    classifies: bool = True
 
     def insist(self, what: Path | str) -> None:
         """An error when the difference cannot be rounding."""
@@ -140,4 +141,5 @@ def judge(ours: Tensor, theirs: Tensor, pictures: Pictures, classifies: bool, ex
         accuracy=None if labels is None else float((theirs.argmax(-1) == labels).double().mean()),
         accuracy_before=None if labels is None else float((ours.argmax(-1) == labels).double().mean()),
         exact=exact,
+        classifies=classifies,
     )

@@ -263,7 +263,7 @@ class Loop:
         self.evaluation_total += self.evaluation_seconds
         if log is not None:
             log.write(**line)
-        self.watcher.evaluated(line | {"best": best})
+        self.watcher.evaluated(line | {"best": self.best["score"]})
 
     def save(self, background: bool) -> None:
         """The whole state of the run; from then on it can be resumed from here."""

@@ -28,7 +28,13 @@ def complete(config: TrainConfig, source: Source, world: World) -> tuple[TrainCo
     reasons: list[str] = []
     size = picture_size(source)
     count = len(source)
-    reasons.append(f"data: {count:,} pictures of about {size[0]}x{size[1]}, {len(source.classes)} classes")
+    if len(source.classes) < 2 and not source.multi_label:
+        raise ConfigError(f"{config.data} has only one class, and there is nothing to tell apart; give it a second one")
+    if config.freeze == "backbone" and config.init is None:
+        raise ConfigError("--freeze backbone learns on top of a trained model; name one with --init")
+    reasons.append(
+        f"data: {count:,} pictures of about {size[1]}x{size[0]} (width x height), {len(source.classes)} classes"
+    )
     if not config.model and config.init is None:
         choices["model"], changes, why = choose_model(size, source.channels, world)
         if count < FEW:
@@ -37,6 +43,7 @@ def complete(config: TrainConfig, source: Source, world: World) -> tuple[TrainCo
         choices["changes"] = {**changes, **config.changes}
         if config.image_size is None and "image_size" in choices["changes"]:
             choices["image_size"] = choices["changes"].pop("image_size")
+            why += f", at {choices['image_size']} pixels"
         reasons.append(f"model: {choices['model']}, {why}")
     elif config.init is None and "channels" not in config.changes:
         choices["changes"] = {"channels": source.channels, **config.changes}
@@ -100,7 +107,7 @@ def choose_model(size: tuple[int, int], channels: int, world: World) -> tuple[st
     if pixels <= 48:
         return "conv+32px/8", same, "made for pictures of 32 pixels: few tokens, quick to learn"
     if world.device.type == "cpu":
-        return "vit-ti/16", {**same, "image_size": 128}, "the smallest of the paper's kind, at 128 pixels, for a CPU"
+        return "vit-ti/16", {**same, "image_size": 128}, "a small one of the paper's shape, for a CPU"
     return "vit-s/16", same, "a good start on a GPU; larger ones want more data"
 
 

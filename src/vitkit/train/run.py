@@ -48,6 +48,8 @@ def train(
     world = worlds.join(config.device)
     try:
         resumed = world.share(_claim(config, resume) if world.first else None)
+        for line in ignored(config, resumed) if resumed is not None and world.first else ():
+            watcher.note(line)
         config = resumed or config
         source = open_data(config.data, "train")
         if resumed is None:
@@ -58,7 +60,10 @@ def train(
         if resumed is None and world.first:
             _write_config(config, parts, reasons)
         loop = Loop(parts, watcher if world.first else Watcher(), started)
-        result = loop.go(resumed=loop.resume() if resumed is not None else False)
+        found = loop.resume() if resumed is not None else False
+        if resumed is not None and not found and world.first:
+            watcher.note("no checkpoint had been written yet: the run begins again with its first step")
+        result = loop.go(resumed=found)
         parts.loader.close()
         if world.first:
             _write_result(result)
@@ -88,6 +93,19 @@ def _claim(config: TrainConfig, resume: bool) -> TrainConfig | None:
     if config.data and config.data != saved.data:
         raise ConfigError(f"the run in {config.out} was trained on {saved.data}, not on {config.data}")
     return saved.replace(out=config.out)
+
+
+def ignored(asked: TrainConfig, saved: TrainConfig) -> list[str]:
+    """A line for each setting that was given and differs from the run's, which goes on as it was begun."""
+    plain = TrainConfig(data=asked.data, out=asked.out).to_dict()
+    now, then = asked.to_dict(), saved.to_dict()
+    now["changes"] = {**then["changes"], **now["changes"]}  # the recipe may have added some
+    given = [name for name, value in now.items() if value not in (plain[name], then[name])]
+    if "epochs" in given and then["steps"]:
+        given.remove("epochs")  # they became steps when the run was begun
+    return [
+        f"{name}={now[name]} is not used: the run goes on as it was begun, with {name}={then[name]}" for name in given
+    ]
 
 
 def _write_config(config: TrainConfig, parts: Parts, reasons: list[str]) -> None:
