@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from vitkit.train.loop import Watcher
@@ -31,8 +31,10 @@ class View(Watcher):
         self.accuracy = self.best = ""
         self.last = (0.0, 0)  # seconds and images at the last line
         self.speed = 0.0
+        self.left = ""
 
-    def measure(self, line: dict[str, Any]) -> None:
+    def measure(self, progress: float, line: dict[str, Any]) -> None:
+        self.left = remaining(line["seconds"] * (1 - progress) / max(progress, 1e-9))
         seconds, images = self.last
         if line["seconds"] > seconds:
             self.speed = (line["images"] - images) / (line["seconds"] - seconds)
@@ -43,6 +45,12 @@ class View(Watcher):
         if score is not None:
             self.accuracy = f"{score:.2%}"
             self.best = f"{line['best']:.2%}"
+
+
+def remaining(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s left"
+    return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
 
 
 class PlainView(View):
@@ -56,13 +64,13 @@ class PlainView(View):
         typer.echo(text, err=True)
 
     def step(self, progress: float, line: dict[str, Any]) -> None:
-        self.measure(line)
+        self.measure(progress, line)
         if time.monotonic() - self.written > _EVERY:
             self.written = time.monotonic()
             loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
             typer.echo(
                 f"{progress:4.0%}  step {line['step']}  epoch {line['epoch']:.2f}  loss {loss}  "
-                f"lr {line['lr']:.2e}  {self.speed:,.0f} images/s",
+                f"lr {line['lr']:.2e}  {self.speed:,.0f} images/s  {self.left}",
                 err=True,
             )
 
@@ -79,9 +87,9 @@ class LiveView(View):
         super().__init__()
         self.console = console
         self.bar = Progress(
-            TextColumn("training"), BarColumn(), TextColumn("{task.percentage:.0f}%"), TimeRemainingColumn()
+            TextColumn("training"), BarColumn(), TextColumn("{task.percentage:.0f}%  {task.fields[left]}")
         )
-        self.task = self.bar.add_task("", total=1.0)
+        self.task = self.bar.add_task("", total=1.0, left="")
         self.live = Live(self.bar, console=console, refresh_per_second=4)
         self.line: dict[str, Any] = {}
 
@@ -96,9 +104,9 @@ class LiveView(View):
         self.console.print(text, highlight=False)
 
     def step(self, progress: float, line: dict[str, Any]) -> None:
-        self.measure(line)
+        self.measure(progress, line)
         self.line = line
-        self.bar.update(self.task, completed=progress)
+        self.bar.update(self.task, completed=progress, left=self.left)
         self.draw()
 
     def evaluated(self, line: dict[str, Any]) -> None:

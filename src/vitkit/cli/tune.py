@@ -43,7 +43,7 @@ def tune(
     It is stored beside the model: `predict` and `serve` then use it by themselves.
     """
     from vitkit.checkpoints.load import load
-    from vitkit.runtime.tune import exported
+    from vitkit.runtime.tune import FEWEST, exported
     from vitkit.runtime.tune import tune as search
     from vitkit.runtime.tuned import store
     from vitkit.runtime.verify import pictures_of
@@ -55,7 +55,10 @@ def tune(
     if source is None:
         typer.echo("note: no DATA was given: agreement is measured on made-up pictures; yours tell more", err=True)
     elif len(judged) < _FEW:
-        typer.echo(f"note: {len(judged)} pictures are few: one of them is {1 / len(judged):.1%}", err=True)
+        lossy = (
+            " too few to choose int8 or merging" if len(judged) < FEWEST else f" one of them is {1 / len(judged):.1%}"
+        )
+        typer.echo(f"note: {len(judged)} pictures are few:{lossy}", err=True)
     with _live(not as_json) as show:
         found = search(loaded, judged, drop, latency, kinds, calibration, seconds, show)
     files = exported(loaded, found.winner.choice, calibration)

@@ -28,6 +28,7 @@ from vitkit.runtime.onnx_int8 import Calibration
 from vitkit.runtime.tuned import Choice
 from vitkit.runtime.verify import Check, Pictures, judge
 
+FEWEST = 20  # pictures; fewer say nothing about int8 and merging, which are then not chosen
 _BATCH = 8  # for throughput, while ways are compared
 _SIZES = (1, 4, 8, 16, 32)
 
@@ -162,6 +163,8 @@ def _first_right(
     on_row: OnRow,
 ) -> Row:
     usable = [i for i, row in enumerate(rows) if row.ratio is not None]
+    if len(pictures) < FEWEST:
+        usable = [i for i in usable if not (rows[i].choice.int8 or rows[i].choice.merge)]
     for i in sorted(usable, key=lambda i: -(rows[i].ratio or 0)):
         choice = rows[i].choice
         found = logits_of(opener.open(choice), pictures, config, choice.batch_size)

@@ -34,6 +34,7 @@ from vitkit.train.schedule import grown_size, rate
 from vitkit.train.state import restore, save_model, state_of
 
 EVALUATION_SHARE = 0.05  # of a budget may go into looking how good the model is
+TELL = 2.0  # seconds; whoever watches hears something more often, when steps take long
 BAD_STEPS = 5  # so many losses in a row that are not finite end the run
 
 
@@ -86,6 +87,7 @@ class Loop:
         self.evaluation_total = 0.0
         self.too_much_evaluation = False
         self.stop_asked = False
+        self.told = 0.0
 
     # --- progress ----------------------------------------------------------------------------------
 
@@ -115,6 +117,8 @@ class Loop:
                     progress, stop = self.agree()
                     if log is not None and (self.step % self.config.log_every == 0 or progress >= 1):
                         self.write_line(log, progress)
+                    elif log is not None and time.monotonic() - self.told > TELL:
+                        self.tell(self.line(), progress)
                     if self.evaluation_due(progress):
                         self.evaluate(log)
                     if stop or time.monotonic() - saved > self.config.save_every or progress >= 1:
@@ -220,16 +224,25 @@ class Loop:
     # --- now and then ------------------------------------------------------------------------------
 
     def write_line(self, log: Log, progress: float) -> None:
+        line = self.line()
+        self.window.clear()
+        log.write(**line)
+        self.tell(line, progress)
+
+    def tell(self, line: dict[str, Any], progress: float) -> None:
+        self.told = time.monotonic()
+        images = self.step * self.parts.loader.batch_size
+        self.watcher.step(progress, line | {"seconds": self.elapsed, "images": images})
+
+    def line(self) -> dict[str, Any]:
+        """Where the run is, and the mean loss since the last line of the log."""
         finite = [x for x in self.window if math.isfinite(x)]
         line: dict[str, Any] = {"step": self.step, "epoch": self.epoch}
         line["loss"] = sum(finite) / len(finite) if finite else None
         line["lr"] = self.parts.optimizers[0].param_groups[0]["lr"]
         if self.skipped:
             line["skipped"] = self.skipped
-        self.window.clear()
-        log.write(**line)
-        seconds = self.elapsed
-        self.watcher.step(progress, line | {"seconds": seconds, "images": self.step * self.parts.loader.batch_size})
+        return line
 
     @property
     def epoch(self) -> float:

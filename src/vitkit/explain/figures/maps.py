@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Panel = np.ndarray  # H W 3: a picture ready to be shown
 
+LEAST_DROP = 0.01  # of a probability
+
 
 def panels(rows: Sequence[Sequence[Panel]], columns: Sequence[str], labels: Sequence[Sequence[str]]) -> Figure:
     """Rows of pictures under named columns; `labels` holds a line to put below each picture ("" for none)."""
@@ -97,6 +99,12 @@ def mark(axes: Axes, patch: Size, grid: Size, size: tuple[int, ...]) -> None:
     axes.add_patch(Rectangle(corner, w, h, fill=False, edgecolor=MARK, linewidth=1.6))
 
 
+def above_least(values: np.ndarray) -> np.ndarray:
+    """What is above the smallest value; values that hardly differ stay as they are."""
+    low, high = float(values.min()), float(values.max())
+    return values - low if high - low > 1e-3 * high else values
+
+
 def draw_relevance(
     pictures: np.ndarray,
     relevance: np.ndarray,
@@ -104,14 +112,16 @@ def draw_relevance(
     columns: Sequence[str],
     labels: Sequence[Sequence[str]],
 ) -> Figure:
-    """Per picture: itself, relevance for each class on one scale, and Grad-CAM for the first class."""
+    """Per picture: itself, relevance for each class on one scale, and Grad-CAM for the first class.
+
+    Scales begin at the smallest value: where patches are averaged, each has its share before anything is learned.
+    """
     rows = []
     for picture, maps, cam in zip(pictures, relevance, gradcam, strict=True):
         shares = maps / np.maximum(maps.sum(axis=(1, 2), keepdims=True), 1e-30)
-        high = float(shares.max())
-        rows.append(
-            [enlarged(picture), *(coloured(picture, m, high) for m in shares), coloured(picture, cam, cam.max())]
-        )
+        above, cam = above_least(shares), above_least(cam)
+        reasons = [coloured(picture, m, float(above.max())) for m in above]
+        rows.append([enlarged(picture), *reasons, coloured(picture, cam, float(cam.max()))])
     names = [short(name, round(80 / len(rows[0]))) for name in columns[: relevance.shape[1]]]
     return panels(rows, ["picture", *names, "Grad-CAM"], labels)
 
@@ -146,7 +156,10 @@ def draw_similar(picture: np.ndarray, values: np.ndarray, layers: Sequence[str],
 
 
 def draw_occlusion(pictures: np.ndarray, drop: np.ndarray, labels: Sequence[tuple[str, str]]) -> Figure:
-    """Pairs of a picture and the drop in probability per hidden patch, each on the scale of its own largest change."""
+    """Pairs of a picture and the drop in probability per hidden patch, each on the scale of its own largest change.
+
+    Changes that are all smaller than a percent stay pale.
+    """
     pairs = 2 if len(pictures) > 1 else 1
     shown = [enlarged(p) for p in pictures]
     h, w = shown[0].shape[:2]
@@ -155,11 +168,11 @@ def draw_occlusion(pictures: np.ndarray, drop: np.ndarray, labels: Sequence[tupl
         if i < len(shown):
             show(axes[0], shown[i])
             below(axes[0], short(labels[i][0], 19 * 2 // pairs))
-            painted = heat(axes[1], drop[i] / max(float(np.abs(drop[i]).max()), 1e-12), -1, 1, "coolwarm")
+            painted = heat(axes[1], drop[i] / max(float(np.abs(drop[i]).max()), LEAST_DROP), -1, 1, "coolwarm")
             axes[1].set_aspect("auto")
             below(axes[1], labels[i][1])
     scale_bar_at_foot(
-        figure, painted, "probability falls (red) or rises (blue) when the patch is hidden", ticks=[-1, 0, 1]
+        figure, painted, "probability falls (red) or rises (blue), to the largest change of a map", ticks=[-1, 0, 1]
     )
     return figure
 
