@@ -84,7 +84,7 @@ def relevance(subject: Subject) -> list[Section]:
         alt=f"{len(shown)} pictures, each with a relevance map for {found.relevance.shape[1]} classes and Grad-CAM.",
         how="What in the picture raises the score of the class named below each map. Attention of all layers weighted "
         "by the gradient of the class score, negative values dropped (Chefer et al.). Each map is "
-        "shown as shares of its sum, on one scale per picture, from the smallest share to the largest. "
+        "shown from its smallest value to its largest. "
         "Grad-CAM is for the first class, on the last patch states that reach the classifier.",
         arrays={
             "relevance": found.relevance,

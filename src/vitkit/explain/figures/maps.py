@@ -112,16 +112,14 @@ def draw_relevance(
     columns: Sequence[str],
     labels: Sequence[Sequence[str]],
 ) -> Figure:
-    """Per picture: itself, relevance for each class on one scale, and Grad-CAM for the first class.
+    """Per picture: itself, relevance for each class, and Grad-CAM for the first class, each on a scale of its own.
 
     Scales begin at the smallest value: where patches are averaged, each has its share before anything is learned.
     """
     rows = []
     for picture, maps, cam in zip(pictures, relevance, gradcam, strict=True):
-        shares = maps / np.maximum(maps.sum(axis=(1, 2), keepdims=True), 1e-30)
-        above, cam = above_least(shares), above_least(cam)
-        reasons = [coloured(picture, m, float(above.max())) for m in above]
-        rows.append([enlarged(picture), *reasons, coloured(picture, cam, float(cam.max()))])
+        drawn = [coloured(picture, values, float(values.max())) for values in map(above_least, [*maps, cam])]
+        rows.append([enlarged(picture), *drawn])
     names = [short(name, round(80 / len(rows[0]))) for name in columns[: relevance.shape[1]]]
     return panels(rows, ["picture", *names, "Grad-CAM"], labels)
 
