@@ -61,7 +61,7 @@ def test_pictures_that_are_not_there_or_no_pictures(command, model: Path, tmp_pa
     report.parent.mkdir()
     report.write_text("an earlier one")
     out = ("--out", report.parent)
-    assert "no picture" in wrong(command("explain", model, tmp_path / "nowhere.jpg", *out))
+    assert "there is no such file" in wrong(command("explain", model, tmp_path / "nowhere.jpg", *out))
     assert "can be read" in wrong(command("explain", model, model, *out))
     assert "rows are 0 to 3" in wrong(command("explain", model, "--query", "4,0", *out))
     assert report.read_text() == "an earlier one"

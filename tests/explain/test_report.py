@@ -105,7 +105,7 @@ def test_names_are_escaped_and_skipped_pictures_listed(report: Path) -> None:
     assert "a &lt;model&gt; &amp; its name" in text
     assert "a &lt; warning." in text
     assert "<b>" not in text
-    assert "absent.png: the file has vanished" in text
+    assert "absent.png: there is no such file" in text
 
 
 def test_colours_of_the_page_reach_the_figures(report: Path) -> None:
@@ -182,9 +182,10 @@ def test_bad_words_get_a_hint() -> None:
         make_subject("muu")
 
 
-def test_a_query_outside_the_grid_is_left_out_with_its_reason(tmp_path: Path, photos: Path) -> None:
-    made = explain("mu", tmp_path, images=[str(photos)], query="9,9", only=["query"])
-    assert "rows are 0 to 3" in made.left_out[0][1]
+def test_a_query_outside_the_grid_is_an_error_before_anything_is_drawn(tmp_path: Path, photos: Path) -> None:
+    with pytest.raises(InputError, match="rows are 0 to 3"):
+        explain("mu", tmp_path, images=[str(photos)], query="9,9", only=["query"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_many_pictures_are_shown_in_part_and_counted_in_full(photos: Path) -> None:

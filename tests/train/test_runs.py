@@ -203,8 +203,9 @@ def test_losses_that_are_not_finite_stop_the_run_with_a_replay(short: dict, monk
     lines = replay(Path(short["out"]) / "replay")
     assert "loss nan" in lines[0]
     assert "first layer whose output is not finite: none" in lines[-1]  # it was the loss itself
+    assert replay(Path(short["out"])) == lines  # the folder of the run will do
     with pytest.raises(TrainError, match="holds no replay"):
-        replay(Path(short["out"]))
+        replay(Path(short["out"]) / "checkpoints")
 
 
 def test_a_single_bad_loss_is_skipped(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:

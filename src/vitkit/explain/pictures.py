@@ -54,7 +54,7 @@ def load_pictures(paths: Sequence[str | Path], config: ViTConfig) -> Pictures:
             read.append(to_tensor(prepare(decode(path, config.channels), pre)))
             names.append(path.name)
         except BadPicture as e:
-            skipped.append((str(path), e.reason))
+            skipped.append((str(path), e.reason if path.exists() else "there is no such file"))
     if not read:
         first = f": {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
         raise DataError(f"none of the pictures given can be read{first}; give others")
@@ -107,8 +107,6 @@ def to_channels(pixels: Tensor, channels: int) -> Tensor:
 
 def _files(paths: Sequence[str | Path]) -> Iterable[Path]:
     for path in map(Path, paths):
-        if not path.exists():
-            raise DataError(f"there is no picture {path}; give a picture file or a folder of them")
         if path.is_dir():
             yield from sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
         else:

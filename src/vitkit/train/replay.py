@@ -25,10 +25,10 @@ def save_replay(folder: Path, config: TrainConfig, state: dict[str, Any], batch:
 
 def read_replay(folder: Path) -> tuple[TrainConfig, dict[str, Any], Batch]:
     if (folder / "log.jsonl").exists():  # the folder of a run was given
+        if not (folder / "replay").is_dir():
+            raise TrainError(f"no step of the run in {folder} went wrong: there is nothing to replay")
         folder /= "replay"
     try:
-        if not folder.is_dir():
-            raise TrainError(f"there is no {folder}: no step of this run went wrong, so there is nothing to replay")
         config = TrainConfig.from_dict(json.loads((folder / "config.json").read_text()))
         kept = torch.load(folder / "step.pt", map_location="cpu", weights_only=True)
     except (OSError, ValueError) as e:
