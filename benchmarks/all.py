@@ -28,7 +28,7 @@ BENCHMARKS = {
     "serve": "--seconds 20 --requests 10000",
     "plan": "",
     "attention": "--seconds 3",
-    "explain": "--quick",
+    "explain": "--quick --parts layer report",
     "training": "--quick",
     "time_to_accuracy": "--quick",
 }
