@@ -18,7 +18,6 @@ from vitkit.checkpoints.layout import (
     Tensors,
     count,
     find_grid,
-    guess_heads,
     make_config,
     need,
     tower,
@@ -82,7 +81,9 @@ def _fields(tensors: LazyTensors, about: dict[str, Any], given: dict[str, Any], 
         quick = bool(model.get("quick_gelu"))
         heads = width // max(1, int(vision.get("head_width", 64)))
     else:
-        quick, heads = True, guess_heads(width, given, notes)
+        quick, heads = True, given.get("heads") or max(1, width // 64)
+        if "heads" not in given:
+            notes.append(f"{heads} heads: not in the file, OpenAI's code has 64 channels in each")
         if "activation" not in given:
             notes.append("activation: not in the file, OpenAI's quick-gelu is assumed (most open_clip models: gelu)")
     projection = "head.projection.weight"

@@ -105,7 +105,9 @@ def run() -> None:
         sys.stderr.close()
         raise SystemExit(0) from None
     except OSError as e:  # a disk that is full, a folder that may not be written, a file where a folder should be
-        if debug or e.filename is None:
-            raise
-        typer.echo(f"error: {e.filename}: {e.strerror}; choose another path, or make room and rights for it", err=True)
+        if debug:
+            traceback.print_exc()
+        where = "" if e.filename is None else f"{e.filename}: "
+        told = f"{where}{e.strerror or e}; choose another path, or make room and rights for it"
+        typer.echo(f"error: {told}", err=True)
         raise SystemExit(2) from None
