@@ -37,13 +37,16 @@ def complete(config: TrainConfig, source: Source, world: World) -> tuple[TrainCo
     )
     if not config.model and config.init is None:
         choices["model"], changes, why = choose_model(size, source.channels, world)
+        if config.image_size is not None:
+            changes.pop("image_size", None)
+        elif "image_size" in changes:
+            why += f", at {changes['image_size']} pixels"
         if count < FEW:
             changes["dropout"] = 0.1
             why += "; with dropout, since the pictures are few"
         choices["changes"] = {**changes, **config.changes}
         if config.image_size is None and "image_size" in choices["changes"]:
             choices["image_size"] = choices["changes"].pop("image_size")
-            why += f", at {choices['image_size']} pixels"
         reasons.append(f"model: {choices['model']}, {why}")
     elif config.init is None and "channels" not in config.changes:
         choices["changes"] = {"channels": source.channels, **config.changes}
