@@ -32,9 +32,12 @@ class View(Watcher):
         self.last = (0.0, 0)  # seconds and images at the last line
         self.speed = 0.0
         self.left = ""
+        self.first: tuple[float, float] | None = None  # seconds and progress when the first step was told
 
     def measure(self, progress: float, line: dict[str, Any]) -> None:
-        self.left = remaining(line["seconds"] * (1 - progress) / max(progress, 1e-9))
+        begun, at = self.first = self.first or (line["seconds"], progress)  # starting up is not counted
+        if progress > at:
+            self.left = remaining((line["seconds"] - begun) * (1 - progress) / (progress - at))
         seconds, images = self.last
         if line["seconds"] > seconds:
             self.speed = (line["images"] - images) / (line["seconds"] - seconds)
