@@ -16,7 +16,7 @@ from vitkit.checkpoints.stems import stem_from_shapes
 from vitkit.errors import CheckpointError
 from vitkit.model.config import ViTConfig
 
-ASSUMED = "preprocessing: not in the file, Google's (squashed to the size, pixels -1 to 1) is assumed; and exact GELU"
+ASSUMED = "preprocessing: not in the file, Google's (squashed to the size, pixels -1 to 1) is assumed"
 _PARTS = re.compile(r"(?:.*\.attention|head\.pool)\.(?:query|key|value)\.(weight|bias)")
 _OUT = re.compile(r"(?:.*\.attention|head\.pool)\.out\.weight")
 

@@ -64,6 +64,8 @@ def read(tensors: Tensors, about: Any = None, given: dict[str, Any] | None = Non
     fields["pooling"] = "cls" if fields["class_token"] else "mean"
     note_assumptions(fields, notes)
     notes.append(flax.ASSUMED)
+    if "activation" not in given:
+        notes.append("activation: not in the file, the exact GELU is assumed")
     config = make_config(given, **fields)
     converted = fuse(lazy, partial(flax.from_flax, config=config))
     return Checkpoint(config, converted, None, notes, "google", _in_file)

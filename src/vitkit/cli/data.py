@@ -75,8 +75,8 @@ def _print_report(report: Report) -> None:
 
 
 def _print_problems(report: Report) -> None:
-    missing = [f"{name}: none in {', '.join(s for s, n in c.items() if not n)}" for name, c in report.classes.items()]
-    missing = [line for line in missing if not line.endswith(" in ")]
+    empty = {name: [s for s, n in counts.items() if not n] for name, counts in report.classes.items()}
+    missing = [f"{name}: none in {', '.join(splits)}" for name, splits in empty.items() if splits]
     print_some("classes that a split says nothing about (add pictures, or sort them into train, val, test)", missing)
     print_some(f"{len(report.bad)} unreadable", [f"{b.path}: {b.reason}" for b in report.bad])
     if report.bad:
