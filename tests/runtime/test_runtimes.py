@@ -150,3 +150,16 @@ def test_tune_says_what_does_not_fit(command, tmp_path: Path) -> None:
     ):
         code, _, err = command("tune", path, *args)
         assert (code, words in err) == (2, True), err
+
+
+@pytest.mark.parametrize(("count", "lossy"), [(6, False), (24, True)])
+def test_nothing_lossy_is_chosen_by_a_handful_of_pictures(
+    count: int, lossy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speeds(runtimes, images, seconds):
+        return {name: 5.0 if "merge" in runtime.name else 1.0 for name, runtime in runtimes.items()}
+
+    monkeypatch.setattr("vitkit.runtime.tune.images_per_second", speeds)
+    pictures = Pictures(torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8))
+    found = tune(model_of(), pictures, max_drop=1.0, kinds=["eager"], seconds=0.0)
+    assert (found.winner.choice.merge > 0) is lossy
