@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help chromium demo test test-slow test-all lint types format commands docs tour bench tables clean
+.PHONY: help chromium demo test fuzz faults test-slow test-all lint types format commands docs tour bench tables clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -39,21 +39,30 @@ test: $(VENV)/installed-dev chromium ## install, then run the tests (under 10 mi
 test-slow: $(VENV)/installed-dev ## run only the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
+fuzz: $(VENV)/installed-dev ## open random hostile files for MINUTES (5); findings go to fuzz-findings/
+	$(BIN)/python tests/fuzz/hunt.py $(or $(MINUTES),5)
+
+faults: $(VENV)/installed-dev ## let every file operation of every command fail once (about an hour)
+	VITKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -m slow tests/test_faults.py $(ARGS)
+
 test-all: test test-slow ## run every test
 
 lint: $(VENV)/installed-dev ## check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/installed-dev ## check types
+STRICT := $(addprefix src/vitkit/,model data tasks world.py io.py progress.py)
+types: $(VENV)/installed-dev ## check types, strictly where everything else builds on it
 	$(BIN)/mypy
+	$(BIN)/mypy --strict $(STRICT)
 
 format: $(VENV)/installed-dev ## bring the code into the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-commands: $(VENV)/installed-dev ## write docs/commands.md from the commands' own --help
+commands: $(VENV)/installed-dev ## write docs/commands.md from --help, docs/api/index.md from the public names
 	$(BIN)/python docs/make_commands_page.py
+	$(BIN)/python docs/make_api_page.py
 
 $(VENV)/installed-docs: $(VENV)/installed-dev
 	$(PIP) -e '.[docs]'
@@ -72,4 +81,4 @@ tables: $(VENV)/installed-dev ## write the README's tables from benchmarks/resul
 	$(BIN)/python benchmarks/tables.py
 
 clean: ## remove what was built
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site fuzz-findings .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 
     python benchmarks/data.py [--quick]
 
-Pictures are JPEGs of 500x375 and 2000x1500 made from photographs of scikit-image. Every pipeline ends with a
+Images are JPEGs of 500x375 and 2000x1500 made from photographs of scikit-image. Every pipeline ends with a
 normalised float batch. Rounds are interleaved and measured in processor time of one thread, so that other
 work on the machine falls on all alike; the quickest round of each counts, since other work can only add.
 """
@@ -27,9 +27,9 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import peers
 from vitkit.data import Augment, Loader, Source, cached, normalise, open_data, preset, to_tensor
-from vitkit.data.arrays import from_arrays
 from vitkit.data.decode import decode
 from vitkit.data.samples import Samples
+from vitkit.data.sources.arrays import from_arrays
 from vitkit.model.config import Preprocessing, ViTConfig
 from vitkit.model.vit import ViT
 
@@ -47,11 +47,11 @@ def make_photographs(folder: Path, size: tuple[int, int], count: int, grain: flo
     originals = [Image.fromarray(getattr(data, name)()).convert("RGB") for name in names]
     for i in range(count):
         rng = np.random.default_rng(i)
-        picture = originals[i % 4]
-        scale = min(picture.width / size[0], picture.height / size[1]) * rng.uniform(0.8, 1.0)
+        image = originals[i % 4]
+        scale = min(image.width / size[0], image.height / size[1]) * rng.uniform(0.8, 1.0)
         w, h = int(size[0] * scale), int(size[1] * scale)
-        left, top = int(rng.integers(0, picture.width - w + 1)), int(rng.integers(0, picture.height - h + 1))
-        part = picture.resize(size, Image.Resampling.BICUBIC, box=(left, top, left + w, top + h))
+        left, top = int(rng.integers(0, image.width - w + 1)), int(rng.integers(0, image.height - h + 1))
+        part = image.resize(size, Image.Resampling.BICUBIC, box=(left, top, left + w, top + h))
         place = folder / names[i % 4]
         place.mkdir(parents=True, exist_ok=True)
         noisy = np.clip(np.asarray(part) + rng.normal(0, grain, (size[1], size[0], 1)), 0, 255).astype(np.uint8)
@@ -69,8 +69,8 @@ def torchvision_loader(folder: Path, training: bool) -> Callable[[], int]:
         steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), *end]
     else:
         steps = [transforms.Resize(256), transforms.CenterCrop(224), *end]
-    pictures = datasets.ImageFolder(str(folder), transforms.Compose(steps))
-    batches = torch.utils.data.DataLoader(pictures, BATCH, shuffle=training, drop_last=training)
+    folder_set = datasets.ImageFolder(str(folder), transforms.Compose(steps))
+    batches = torch.utils.data.DataLoader(folder_set, BATCH, shuffle=training, drop_last=training)
     return lambda: sum(len(images) for images, _ in batches)
 
 
@@ -80,7 +80,7 @@ def our_loader(source: Source, augment: Augment | None) -> Callable[[], int]:
 
 
 def interleaved(runs: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
-    """Milliseconds of processor time per picture, of the quickest round."""
+    """Milliseconds of processor time per image, of the quickest round."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()  # warm: files in memory, code loaded
@@ -93,7 +93,7 @@ def interleaved(runs: dict[str, Callable[[], int]], rounds: int) -> dict[str, fl
 
 
 def files(folder: Path, rounds: int) -> dict[str, object]:
-    source = open_data(folder, "all")
+    source = open_data(folder).split("all")
     kept = cached(source, PRE, TRAIN, folder=folder.parent / "cache")
     ms = interleaved(
         {
@@ -113,8 +113,8 @@ def files(folder: Path, rounds: int) -> dict[str, object]:
     }
     size = round(sum(p.stat().st_size for p in folder.rglob("*.jpg")) / len(source) / 1000)
     return {
-        "kB per picture": size,
-        "ms per picture": ms,
+        "kB per image": size,
+        "ms per image": ms,
         "times as fast": {k: round(v, 2) for k, v in ratios.items()},
         **tolerance(source),
     }
@@ -139,9 +139,9 @@ class _Exact(Samples):
     def _random_crop(self, index: int, draws: np.ndarray, augment: Augment) -> torch.Tensor:
         from vitkit.data.augment import random_box
 
-        picture = decode(self.source.encoded(index))
-        box = random_box(draws, *picture.size, augment)
-        return to_tensor(picture.crop(box).resize((224, 224), Image.Resampling.BILINEAR))
+        image = decode(self.source.encoded(index))
+        box = random_box(draws, *image.size, augment)
+        return to_tensor(image.crop(box).resize((224, 224), Image.Resampling.BILINEAR))
 
 
 def in_memory(steps: int) -> dict[str, object]:
@@ -149,7 +149,7 @@ def in_memory(steps: int) -> dict[str, object]:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (20000, 3, 32, 32), dtype=np.uint8)
     part = (pixels, rng.integers(0, 10, len(pixels)))
-    source = from_arrays("random", {"train": part, "val": (pixels[:10], part[1][:10])}, "train")
+    source = from_arrays("random", {"train": part, "val": (pixels[:10], part[1][:10])}).split("train")
     config = ViTConfig(image_size=(32, 32), patch_size=(4, 4), width=96, depth=3, heads=3, mlp_width=384, classes=10)
     model = ViT(config)
     optimiser = torch.optim.AdamW(model.parameters())
@@ -179,7 +179,7 @@ def in_memory(steps: int) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a few pictures, to see that it runs; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="a few images, to see that it runs; writes nothing")
     quick = parser.parse_args().quick
     results: dict[str, object] = {
         "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()},

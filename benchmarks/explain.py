@@ -1,12 +1,12 @@
 """What looking inside costs: one layer, a whole report, and memory.
 
-    python benchmarks/explain.py                          # ViT-B/16, 8 pictures: long on a small machine
-    python benchmarks/explain.py --quick                  # ViT-Ti/16, one picture
+    python benchmarks/explain.py                          # ViT-B/16, 8 images: long on a small machine
+    python benchmarks/explain.py --quick                  # ViT-Ti/16, one image
 
 One layer: a forward pass that forms the attention of one layer against one that forms none, batch 8.
 Report: the time of all arrays (nothing drawn) over that of the forward passes they need, counted as blocks
 run, at the speed of plain forward passes of the same batch. Memory, each in a process of its own, above the
-model: statistics over 200 pictures at 224 pixels, and every map of one picture of 1024x768.
+model: statistics over 200 images at 224 pixels, and every map of one image of 1024x768.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from PIL import Image
 
 import vitkit
 from harness import interleaved, machine, megabytes_in_use, peak_megabytes_of, save, table
-from vitkit.explain.build import MAKERS
-from vitkit.explain.distance import attention_distance
-from vitkit.explain.pictures import load_pictures
-from vitkit.explain.section import LeftOut, Subject
+from vitkit.explanation.build import make
+from vitkit.explanation.distance import attention_distance
+from vitkit.explanation.subject import LeftOut, Subject, load_images
+from vitkit.explanation.table import FIGURES, choose
 
 ONE_LAYER_GOAL, REPORT_GOAL, STATISTICS_GOAL = 1.15, 6.0, 2048.0
 
@@ -77,8 +77,8 @@ def subject_of(model: torch.nn.Module, count: int) -> Subject:
         for i in range(count):
             coarse = random.integers(0, 255, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(coarse).resize((256, 256)).save(Path(folder) / f"{i}.png")
-        pictures = load_pictures([folder], model.config)
-    return Subject("benchmark", model, pictures, pictures)
+        images = load_images([folder], model.config)
+    return Subject("benchmark", model, images, images)
 
 
 def whole_report(name: str, count: int) -> list[dict[str, Any]]:
@@ -89,23 +89,23 @@ def whole_report(name: str, count: int) -> list[dict[str, Any]]:
     for block in model.encoder.blocks:
         block.register_forward_hook(lambda module, args, output: blocks.__setitem__(0, blocks[0] + len(args[0])))
     rows = []
-    for section, make in MAKERS.items():
+    for row in FIGURES:
         blocks[0] = 0
         start = time.perf_counter()
         try:
-            make(subject)
+            make(row, subject)
         except LeftOut:
             continue
         seconds, passes = time.perf_counter() - start, blocks[0] / model.config.depth
         each = seconds_per_image(model) if passes else 0.0
         ratio = round(seconds / (passes * each), 2) if passes else None
         rows.append(
-            {"case": section, "seconds": round(seconds, 2), "passes": round(passes), "at": each, "ratio": ratio}
+            {"case": row.name, "seconds": round(seconds, 2), "passes": round(passes), "at": each, "ratio": ratio}
         )
     needed = sum(row["passes"] * row["at"] for row in rows)
     total = sum(row["seconds"] for row in rows)
     passes = sum(row["passes"] for row in rows)
-    rows.append({"case": f"report, {count} pictures", "seconds": round(total, 2), "passes": passes, "at": 0.0})
+    rows.append({"case": f"report, {count} images", "seconds": round(total, 2), "passes": passes, "at": 0.0})
     rows[-1]["ratio"] = round(total / needed, 2)
     for row in rows:
         row["goal"] = REPORT_GOAL if row["case"].startswith("report") else None
@@ -143,7 +143,7 @@ def memory_of(case: str, name: str) -> None:
     else:
         subject = subject_of(model, 1)
         maps = ("attention", "relevance", "query", "tokens", "distance", "positions")
-        peak = peak_megabytes_of(lambda: [MAKERS[section](subject) for section in maps])
+        peak = peak_megabytes_of(lambda: [make(row, subject) for row in choose(maps)])
     seconds = round(time.perf_counter() - start, 1)
     goal = STATISTICS_GOAL if case == "statistics" else None
     print(json.dumps({"case": case, "megabytes": round(peak - before), "seconds": seconds, "goal": goal}))
@@ -152,7 +152,7 @@ def memory_of(case: str, name: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a name of the zoo (default: vit-b/16)")
-    parser.add_argument("--pictures", type=int, help="pictures of the report (default: 8)")
+    parser.add_argument("--images", "--pictures", type=int, help="images of the report (default: 8)")
     parser.add_argument(
         "--parts", nargs="+", choices=("layer", "report", "memory"), default=["layer", "report", "memory"]
     )
@@ -167,7 +167,7 @@ def main() -> None:
     about, rows = machine(), []
     parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "layer": lambda: one_layer(name, 8, 3.0 if args.quick else args.seconds),
-        "report": lambda: whole_report(name, args.pictures or (1 if args.quick else 8)),
+        "report": lambda: whole_report(name, args.images or (1 if args.quick else 8)),
         "memory": lambda: [memory(case, name) for case in ("statistics", "large")],
     }
     for part in args.parts:

@@ -1,4 +1,4 @@
-"""Images per second of a forward pass: vitkit, timm, Hugging Face, torchvision and vit-pytorch side by side.
+"""Throughput (img/s) of a forward pass: vitkit, timm, Hugging Face, torchvision and vit-pytorch side by side.
 
 Every system has the same shape, its own default settings, eval() and inference_mode, and the same threads.
 

@@ -1,8 +1,8 @@
-"""Images per second of every way to run a ViT: peers, and vitkit's runtimes in fp32, int8 and with merged tokens.
+"""Throughput (img/s) of a ViT in every runtime: peers, and vitkit's runtimes in fp32, int8 and with merged tokens.
 
 All systems have the same shape and run interleaved on the same threads. "timm onnx" and "timm openvino" are timm's
 model exported by the usual tools, so that a runtime is not mistaken for a merit of ours. Weights are fresh, which does
-not change the time; `agreement` (the same first class as vitkit eager, on made-up pictures) and `difference` (of
+not change the time; `agreement` (the same first class as vitkit eager, on made-up images) and `difference` (of
 logits, relative to their spread) are those of such weights. What int8 and merging cost a trained model is
 measured at the end, on MNIST with a model of 49 patches that is trained for two minutes, or on --trained MODEL DATA.
 
@@ -30,9 +30,8 @@ import systems
 from vitkit.data import normalise, open_data
 from vitkit.model.vit import ViT
 from vitkit.runtime import open_runtime
-from vitkit.runtime.example import made_up
-from vitkit.runtime.measure import logits_of
-from vitkit.runtime.verify import pictures_of
+from vitkit.runtime.base import made_up
+from vitkit.runtime.verify import images_of, outputs_of
 
 CASES = tuple((model, batch) for model in ("vit-ti/16", "vit-b/16") for batch in (1, 8))
 PEERS = ("timm", "huggingface", "torchvision", "vit-pytorch")
@@ -102,10 +101,10 @@ def our_calls(model: ViT, compiled: bool) -> dict[str, Call]:
 def measure(name: str, batches: list[int], seconds: float, compiled: bool) -> list[dict[str, Any]]:
     model = our_model(name)
     calls = {**peer_calls(name), **our_calls(model, compiled)}
-    judged = normalise(made_up(model.config, 16, seed=3), model.config.preprocessing)
+    compared = normalise(made_up(model.config, 16, seed=3), model.config.preprocessing)
     with torch.inference_mode():
-        expected = model(judged)
-        answers = {n: calls[n](judged) for n in calls if n.startswith("vitkit")}
+        expected = model(compared)
+        answers = {n: calls[n](compared) for n in calls if n.startswith("vitkit")}
     rows = []
     for batch in batches:
         images = normalise(made_up(model.config, batch, seed=1), model.config.preprocessing)
@@ -139,8 +138,8 @@ def measure(name: str, batches: list[int], seconds: float, compiled: bool) -> li
 def trained(given: list[str] | None, budget: str) -> list[dict[str, Any]]:
     """What int8 and merging cost a trained model, without training it again."""
     import vitkit
-    from vitkit.train.config import TrainConfig, parse_duration
-    from vitkit.train.run import train
+    from vitkit.training.config import TrainConfig, parse_duration
+    from vitkit.training.run import train
 
     with tempfile.TemporaryDirectory() as folder:
         source, data = given or (folder, "mnist")
@@ -150,15 +149,15 @@ def trained(given: list[str] | None, budget: str) -> list[dict[str, Any]]:
             )
             source = str(Path(folder, "run"))
         model: Any = vitkit.load(source)
-    pictures = pictures_of(open_data(data, "test"), model.config, 10_000, model=model)
+    images = images_of(model, open_data(data).split("test"), 10_000)
     rows: list[dict[str, Any]] = []
-    plain = logits_of(open_runtime(model, "eager"), pictures, model.config, 200).argmax(-1)
+    plain = outputs_of(open_runtime(model, "eager"), images, model.config, 200).argmax(-1)
     for int8 in (False, True):
         for merge in (0, 2, 4, 8, 13):
             runtime = open_runtime(model, "onnx" if int8 else "eager", int8=int8, merge=merge)
-            answers = logits_of(runtime, pictures, model.config, 200).argmax(-1)
-            assert pictures.labels is not None
-            right = float((answers == pictures.labels).float().mean())
+            answers = outputs_of(runtime, images, model.config, 200).argmax(-1)
+            assert images.labels is not None
+            right = float((answers == images.labels).float().mean())
             row = {"model": f"{data}, {model.config.grid[0] * model.config.grid[1]} patches", "system": runtime.name}
             row |= {"accuracy": round(right, 4), "agreement": round(float((answers == plain).float().mean()), 4)}
             rows.append(
@@ -171,8 +170,8 @@ def trained(given: list[str] | None, budget: str) -> list[dict[str, Any]]:
 def main() -> None:
     parser = harness.arguments(__doc__ or "", list(dict(CASES)), ["all"])
     parser.add_argument("--compiled", action="store_true", help="torch.compile too: a minute more for each case")
-    parser.add_argument("--trained", nargs=2, metavar=("MODEL", "DATA"), help="judge int8 and merging on these")
-    parser.add_argument("--budget", default="2m", help="for training the model that is judged (default: 2m)")
+    parser.add_argument("--trained", nargs=2, metavar=("MODEL", "DATA"), help="evaluate int8 and merging on these")
+    parser.add_argument("--budget", default="2m", help="for training the model that is evaluated (default: 2m)")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -101,12 +101,12 @@ def run(system: str, format: str, model: str, path: Path, repeats: int) -> tuple
 def write(format: str, model: str, folder: Path) -> tuple[Path, float]:
     """A checkpoint of that format, and the size of its model in megabytes."""
     import vitkit
-    from vitkit.checkpoints import convert
-    from vitkit.checkpoints.layout import Checkpoint
+    from vitkit.checkpoints import writing
+    from vitkit.checkpoints.family import Checkpoint
 
     made = vitkit.create(model, positioned_prefix="none" if format == "big_vision" else "all")
     path = folder / FILES[format]
-    convert.write(Checkpoint(made.config, dict(made.state_dict())), path, format)
+    writing.write(Checkpoint(made.config, dict(made.state_dict())), path, format)
     return path, sum(p.numel() * p.element_size() for p in made.parameters()) / 2**20
 
 

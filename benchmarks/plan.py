@@ -23,11 +23,10 @@ from typing import Any
 import torch
 
 from harness import machine, megabytes_in_use, peak_megabytes_of, save, table
-from vitkit.model import zoo
+from vitkit.model.build import create
 from vitkit.plan import Setup
-from vitkit.plan.estimate import complete, train_config
+from vitkit.plan.estimate import complete, measured_step, timed_step
 from vitkit.plan.memory import training_memory
-from vitkit.plan.speed import make_step, measured_step
 
 GOAL = 0.15
 CASES: tuple[tuple[str, int, bool, str], ...] = (
@@ -40,15 +39,15 @@ CASES: tuple[tuple[str, int, bool, str], ...] = (
 
 
 def case(name: str, batch: int, checkpointing: bool, optimizer: str) -> dict[str, Any]:
-    config = zoo.config(name)
-    train = train_config(complete(Setup(name, batch_size=batch, checkpointing=checkpointing, optimizer=optimizer)))
-    planned = training_memory(config, train, batch).peak / 2**20
+    model = create(name)
+    setup = complete(Setup(name, batch_size=batch, checkpointing=checkpointing, optimizer=optimizer))
+    planned = training_memory(model.config, setup.train, batch).peak / 2**20
     held = memory_in_a_process(name, batch, checkpointing, optimizer)
     expected, real = float("inf"), float("inf")
-    step = make_step(config, train, batch)
+    step = timed_step(model, setup.train, batch)
     step()
     for _ in range(3):  # in turns, so that what else the machine does meets both alike
-        expected = min(expected, measured_step(config, train, batch, seconds=2.0).total)
+        expected = min(expected, measured_step(model.config, setup, seconds=2.0).total)
         real = min(real, *(sum(step()) for _ in range(2)))
     return {
         "model": name,
@@ -73,10 +72,10 @@ def memory_in_a_process(*what: Any) -> float:
 
 
 def memory_of(name: str, batch: int, checkpointing: bool, optimizer: str) -> None:
-    setup = Setup(name, batch_size=batch, checkpointing=checkpointing, optimizer=optimizer)
-    make_step(zoo.config("mu"), train_config(complete(setup)), 1)()  # libraries are loaded
+    setup = complete(Setup(name, batch_size=batch, checkpointing=checkpointing, optimizer=optimizer))
+    timed_step(create("mu"), setup.train, 1)()  # libraries are loaded
     before = megabytes_in_use()
-    step = make_step(zoo.config(name), train_config(complete(setup)), batch)
+    step = timed_step(create(name), setup.train, batch)
     step()  # an optimiser makes its state in the first step
     print(peak_megabytes_of(step) - before)
 

@@ -2,17 +2,17 @@
 
 What is measured, and what we hold ourselves to:
 
-throughput   32 clients, one picture each, again and again: at least 0.85 of the raw runtime's pictures per second
+throughput   32 clients, one image each, again and again: at least 0.85 of the raw runtime's img/s
              at the same batch (in a process of its own, before and after each of four turns; the median turn counts)
-half load    pictures arrive at random, half as many as that: 99% are answered within two batch times
+half load    images arrive at random, half as many as that: 99% are answered within two batch times
 overload     four times as many: the surplus is refused with 503, and those served take hardly longer than
-             with 32 clients (at most 1.75 times: 48 pictures may be on their way instead of 32)
+             with 32 clients (at most 1.75 times: 48 images may be on their way instead of 32)
 memory       20,000 requests to a small model: the process is no larger after the last than after 4,000 (within 5%)
 SIGTERM      during full load: every request that was accepted is answered (by the server's own count, and on every
              connection that was answered before), and the process ends with code 0. A connection that stood in the
              kernel's queue at the moment the door was closed was never accepted; those are counted apart
 
-Latencies count from the moment a picture should have been sent, so a stalled generator cannot hide a stalled server.
+Latencies count from the moment an image should have been sent, so a stalled generator cannot hide a stalled server.
 
     python -m benchmarks.serve              # about five minutes on 2 cores
     python -m benchmarks.serve --quick      # one minute, a tiny model: only shows that it works
@@ -114,7 +114,7 @@ async def closed_loop(port: int, bodies: list[bytes], clients: int, until: float
 
 
 async def open_loop(port: int, bodies: list[bytes], rate: float, seconds: float) -> Seen:
-    """Pictures arrive at random, however long the answers take."""
+    """Images arrive at random, however long the answers take."""
     seen, idle, tasks = Seen(), [], set()
     chance = random.Random(0)
 
@@ -203,7 +203,7 @@ def checkpoint(name: str, folder: Path) -> Path:
     return path
 
 
-def pictures(count: int = 16, side: tuple[int, int] = (256, 256)) -> list[bytes]:
+def images(count: int = 16, side: tuple[int, int] = (256, 256)) -> list[bytes]:
     """JPEGs with some detail, as they come from a page: about 20 kB."""
     from PIL import Image
 
@@ -244,7 +244,7 @@ def measure_raw(model: str, runtime: str, seconds: float) -> None:
 
 
 def under_load(model: Path, runtime: str, seconds: float) -> Iterator[dict[str, Any]]:
-    bodies = pictures()
+    bodies = images()
     bare = [raw(model, runtime, seconds / 8)]
     with serving(model, runtime) as server:
         asyncio.run(closed_loop(server.port, bodies, CLIENTS, 3.0))  # warm
@@ -280,7 +280,7 @@ def under_load(model: Path, runtime: str, seconds: float) -> Iterator[dict[str, 
 
 
 def memory(model: Path, runtime: str, requests: int) -> dict[str, Any]:
-    bodies = pictures(side=(64, 64))
+    bodies = images(side=(64, 64))
     with serving(model, runtime) as server:
         asyncio.run(closed_loop(server.port, bodies, CLIENTS, requests // 5))
         before = server.megabytes()

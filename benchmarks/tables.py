@@ -29,12 +29,12 @@ Words = tuple[str, str]  # English, Chinese
 Made = tuple[list[Words], list[list[Any]]]  # heads of the columns, cells: text, or words in both languages
 
 MODEL: Words = ("model", "模型")
-BATCH: Words = ("batch", "批大小")
-RATIO: Words = ("to the best peer", "与最好的同类相比")
+BATCH: Words = ("batch size", "批大小")
+RATIO: Words = ("vs. best peer", "相对最快的同类")
 
 
 def side_by_side(rows: list[dict[str, Any]]) -> Made:
-    """Pictures a second of every system, by model and batch; the best in bold."""
+    """Throughput of every system, by model and batch; the best in bold."""
     cases: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
     for row in rows:
         cases.setdefault((row["model"], row["batch"]), {})[row["system"]] = row
@@ -60,7 +60,7 @@ def loading(rows: list[dict[str, Any]]) -> Made:
         peer = min(theirs, key=lambda r: r["seconds"], default=None)
         beside = f"{peer['seconds']:.2f} s ({peer['system']})" if peer else "-"
         cells.append([name, f"{ours['seconds']:.2f} s", beside])
-    return [("format", "格式"), ("vitkit", "vitkit"), ("its own reader", "原生读取程序")], cells
+    return [("format", "格式"), ("vitkit", "vitkit"), ("its own library", "原生库")], cells
 
 
 def reaching(rows: list[dict[str, Any]]) -> Made:
@@ -74,12 +74,12 @@ def reaching(rows: list[dict[str, Any]]) -> Made:
 
 
 def running(rows: list[dict[str, Any]]) -> Made:
-    """How many times as fast as timm every way to run a model is, by model and batch; the fastest in bold."""
-    timed = [r for r in rows if "batch" in r]  # the others judge trained models
+    """The speedup of every runtime over timm, by model and batch size; the fastest in bold."""
+    timed = [r for r in rows if "batch" in r]  # the others evaluate trained models
     cases = list(dict.fromkeys((r["model"], r["batch"]) for r in timed))
     ratios = {(r["system"], r["model"], r["batch"]): r["ratio_to_timm"] for r in timed}
     best = {case: max(v for (_, *of), v in ratios.items() if tuple(of) == case) for case in cases}
-    heads: list[Words] = [("times timm's speed", "与 timm 相比的倍数")]
+    heads: list[Words] = [("speedup over timm", "相对 timm 的加速比")]
     heads += [(f"{model}, {batch}", f"{model}，{batch}") for model, batch in cases]
     cells = []
     for system in dict.fromkeys(r["system"] for r in timed):
@@ -89,16 +89,22 @@ def running(rows: list[dict[str, Any]]) -> Made:
 
 
 SERVING: dict[str, Words] = {
-    "throughput": ("pictures a second with 32 clients, to the bare runtime", "32 个客户端时每秒图片数，与裸运行时之比"),
-    "half load": ("99% are answered at half load, in batch times", "半载时 99% 的回答时间，以一批的时间计"),
-    "overload": ("the same at four times the load, to 32 clients", "四倍负载时同上，与 32 个客户端之比"),
-    "SIGTERM": ("requests lost at SIGTERM", "SIGTERM 时丢失的请求"),
-    "memory": ("memory after all requests, to that after a fifth", "全部请求之后的内存，与五分之一之后之比"),
+    "throughput": ("throughput with 32 clients, relative to the bare runtime", "32 个客户端时的吞吐，相对裸运行时"),
+    "half load": ("p99 latency at half load, in batch times", "半载时的 P99 延迟，以单批耗时为单位"),
+    "overload": (
+        "p99 latency at four times the load, relative to 32 clients",
+        "四倍负载时的 P99 延迟，相对 32 个客户端",
+    ),
+    "SIGTERM": ("requests lost at SIGTERM", "收到 SIGTERM 时丢失的请求"),
+    "memory": (
+        "memory after all requests, relative to after a fifth of them",
+        "全部请求之后的内存，相对完成五分之一时",
+    ),
 }
 
 
 def serving(rows: list[dict[str, Any]]) -> Made:
-    heads: list[Words] = [("serving", "服务"), ("measured", "实测"), ("goal", "目标"), ("reached", "达到")]
+    heads: list[Words] = [("metric", "指标"), ("measured", "实测"), ("goal", "目标"), ("met", "达标")]
     cells = []
     for row in rows:
         goal = f"{'≥' if row['what'] == 'throughput' else '≤'} {row['limit']:g}"
@@ -118,12 +124,12 @@ def planning(rows: list[dict[str, Any]]) -> Made:
 
 
 TABLES: dict[str, tuple[Words, Callable[[list[dict[str, Any]]], Made]]] = {
-    "forward": (("Forward pass, pictures a second", "前向传播，每秒图片数"), side_by_side),
-    "train_step": (("Training step, pictures a second", "训练一步，每秒图片数"), side_by_side),
-    "load": (("Reading a checkpoint of ViT-B/16", "读取 ViT-B/16 检查点"), loading),
-    "time_to_accuracy": (("Accuracy reached in a given time", "给定时间内达到的准确率"), reaching),
-    "inference": (("Ways to run a model, by model and batch", "运行模型的各种方式，按模型与批大小"), running),
-    "serve": (("Serving under load", "负载下的服务"), serving),
+    "forward": (("Forward pass, img/s", "前向推理吞吐（img/s）"), side_by_side),
+    "train_step": (("Training step, img/s", "训练吞吐（img/s）"), side_by_side),
+    "load": (("Loading a ViT-B/16 checkpoint", "加载 ViT-B/16 检查点"), loading),
+    "time_to_accuracy": (("Accuracy reached in a given time", "限定时间内达到的准确率"), reaching),
+    "inference": (("Runtimes, by model and batch size", "各运行时的速度，按模型与批大小"), running),
+    "serve": (("Serving under load", "服务的负载测试"), serving),
     "plan": (("`vitkit plan` against measurements", "`vitkit plan` 与实测对比"), planning),
 }
 

@@ -1,7 +1,7 @@
 """How soon a default run is good: vitkit's own recipe against peers' models with plain AdamW, on the same clock.
 
-Peers are the same width, depth and patch as vitkit's plain model for that picture size, trained as most people
-do: AdamW, learning rate 1e-3, cosine, batches of 64, the same pictures with the same light augmentation. All
+Peers are the same width, depth and patch as vitkit's plain model for that image size, trained as most people
+do: AdamW, learning rate 1e-3, cosine, batches of 64, the same images with the same light augmentation. All
 systems train one after another with the same threads; evaluation of peers is not on their clock,
 vitkit's is. Goals: on MNIST vitkit reaches in a third of the time what the best peer reaches; on CIFAR-10 it
 leads by eight points when the time is up.
@@ -33,10 +33,10 @@ import torch.nn.functional as F
 from harness import machine, save
 from systems import SYSTEMS, shape
 from vitkit import TrainConfig
-from vitkit.data import Loader, normalise, open_data, preset, suited
-from vitkit.evaluate import evaluation_loader, quick
-from vitkit.train.run import train
-from vitkit.train.schedule import rate
+from vitkit.data import Loader, drop_unsafe_flip, normalise, open_data, preset
+from vitkit.evaluation import evaluation_loader, quick
+from vitkit.training.optim import rate
+from vitkit.training.run import train
 
 #         minutes for peers, vitkit's share of them, the plain model
 CASES = {"mnist": (10.0, 1 / 3, "vit-28px/7"), "cifar10": (20.0, 1.0, "vit-32px/4"), "digits": (1.0, 1.0, "vit-8px/2")}
@@ -47,11 +47,11 @@ BATCH, RATE, LOOKS = 64, 1e-3, 8
 def peer(system: str, data: str, name: str, seconds: float) -> dict[str, Any]:
     """Train a peer's model until the time is up; its test accuracy at several moments."""
     torch.manual_seed(0)
-    source, config = open_data(data, "train"), shape(name)
+    source, config = open_data(data).split("train"), shape(name)
     logits_of, model = SYSTEMS[system](config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    loader = Loader(source, config.preprocessing, BATCH, augment=suited(preset("light"), source.mirrors))
-    judge = evaluation_loader(open_data(data, "test"), config)
+    loader = Loader(source, config.preprocessing, BATCH, augment=drop_unsafe_flip(preset("light"), source.flip_safe))
+    test = evaluation_loader(open_data(data).split("test"), config)
     spent, images, looks = 0.0, 0, []
     start = time.monotonic()  # moved on by the time that evaluations take
     while spent < seconds:
@@ -59,14 +59,14 @@ def peer(system: str, data: str, name: str, seconds: float) -> dict[str, Any]:
             for group in optimizer.param_groups:
                 group["lr"] = RATE * rate(spent / seconds, 0.05, "cosine")
             optimizer.zero_grad()
-            pictures = normalise(batch.images, config.preprocessing)
-            F.cross_entropy(logits_of(pictures), batch.labels).backward()
+            inputs = normalise(batch.images, config.preprocessing)
+            F.cross_entropy(logits_of(inputs), batch.labels).backward()
             optimizer.step()
             spent = time.monotonic() - start
             images += len(batch)
             if spent >= min(seconds, (len(looks) + 1) / LOOKS * seconds):
                 paused = time.monotonic()
-                top1 = quick(model, judge)["top1"]
+                top1 = quick(model, test)["top1"]
                 start += time.monotonic() - paused
                 looks.append({"seconds": round(spent, 1), "test": round(top1, 4)})
                 _say(system, data, looks[-1])
@@ -86,7 +86,7 @@ def ours(data: str, seconds: float) -> dict[str, Any]:
 
         parameters = sum(p.numel() for p in load(f"{folder}/model.safetensors").parameters())
     _say("vitkit", data, look)
-    images = round(result.epochs * len(open_data(data, "train")))
+    images = round(result.epochs * len(open_data(data).split("train")))
     return {"system": "vitkit", "data": data, "parameters": parameters, "images": images, "looks": [look]}
 
 

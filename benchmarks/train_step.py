@@ -1,4 +1,4 @@
-"""Images per second of a training step: forward, cross-entropy, backward, AdamW step, in five systems.
+"""Throughput (img/s) of a training step: forward, cross-entropy, backward, AdamW step, in five systems.
 
 Every system has the same shape, its own default settings, train() mode and the same optimiser.
 

@@ -1,6 +1,6 @@
 """Three questions about training, answered with the command itself; writes results/training.json.
 
-processes      Two processes of one thread (torchrun, DDP) against one process of two threads: images per second,
+processes      Two processes of one thread (torchrun, DDP) against one process of two threads: img/s,
                from the difference between a long and a short run, so that starting up does not count. Goal: 0.9x.
 memory         Peak memory and time of a step of ViT-B/16 with and without gradient checkpointing.
 fine-tuning    Digits: train at 8 pixels, then go on at 16 with resized positions; against training at 16 from
@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from harness import machine, megabytes_in_use, peak_megabytes_of, save
 from vitkit import TrainConfig, create, load, train
 from vitkit.data import open_data
-from vitkit.evaluate import evaluation_loader
-from vitkit.evaluate import quick as quick_look
+from vitkit.evaluation import evaluation_loader
+from vitkit.evaluation import quick as quick_look
 
 
 def processes(quick: bool) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ def fine_tuning(quick: bool) -> list[dict[str, Any]]:
 def test_accuracy(run: str) -> float:
     """Of digits at twice the size, before anything is learned about it."""
     model: Any = load(run, image_size=(16, 16))
-    return quick_look(model, evaluation_loader(open_data("digits", "test"), model.config))["top1"]
+    return quick_look(model, evaluation_loader(open_data("digits").split("test"), model.config))["top1"]
 
 
 def main() -> None:

@@ -4,7 +4,8 @@ torchvision's wheel is built for one torch; beside another its compiled operator
 then importing torchvision (hence timm) fails because the operators do not even have names. Nothing here
 runs those operators, so their names are all that is needed: `import_torchvision` registers them.
 
-Test modules say `import peers`; benchmarks put `tests/` on `sys.path` first.
+It needs no vitkit: peers also open what vitkit wrote in interpreters that have none (hence the operators are named here
+and in `vitkit verify`). Test modules say `import peers`; benchmarks put `tests/` on `sys.path` first.
 """
 
 from __future__ import annotations

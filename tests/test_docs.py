@@ -2,11 +2,12 @@
 
 A ```python block is run; the blocks of one page share their names. In a ```console block each line after
 `$ ` is a command: `vitkit ...` is run in this process, `make ...` must be a target, `pip install` must name
-an extra we have. Everything runs in an empty folder that holds the pictures and checkpoints of `stage`.
+an extra we have. Everything runs in an empty folder that holds the images and checkpoints of `stage`.
 A block that must not run (a GPU, a download, minutes of work) is marked ```console no-run; its commands
 and options must still exist.
 """
 
+import pkgutil
 import re
 import shlex
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
-RUN = [page for page in PAGES if page.name != "README.zh-CN.md"]  # its blocks are README.md's, to the letter
+RUN = [page for page in PAGES if page.name != "README.zh-CN.md"]  # its code is README.md's
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.M | re.S)
 
 
@@ -25,7 +26,7 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 def stage(folder: Path) -> None:
-    """What the pages assume: a picture, a folder of pictures by class, a trained model."""
+    """What the pages assume: an image, a folder of images by class, a trained model."""
     import numpy as np
     import torch
     from PIL import Image
@@ -110,14 +111,50 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
+CHINESE = ROOT / "README.zh-CN.md"
+
+
 def test_chinese_readme_is_in_step() -> None:
-    """Same headings in number, same code blocks to the letter."""
-    english, chinese = ROOT / "README.md", ROOT / "README.zh-CN.md"
-    assert blocks(english) == blocks(chinese)
+    """Same headings in number, same code but for the comments."""
+    english, chinese = ROOT / "README.md", CHINESE
+
+    def code(page: Path) -> list[tuple[str, str, str]]:
+        return [(kind, flags, re.sub(r" +#.*", "", text)) for kind, flags, text in blocks(page)]
+
+    assert code(english) == code(chinese)
     headings = [
         re.findall(r"^(#+) ", re.sub(BLOCK, "", p.read_text(encoding="utf-8")), re.M) for p in (english, chinese)
     ]
     assert headings[0] == headings[1]
+
+
+def test_chinese_readme_is_chinese() -> None:
+    """Comments in its code are Chinese, and no line ends inside a sentence: that would become a stray space."""
+    for _, _, code in blocks(CHINESE):
+        for comment in re.findall(r" +# (.*)", code):
+            assert re.search(r"[\u4e00-\u9fff]", comment), f"{comment!r} is not Chinese"
+    text = re.sub(BLOCK, "", CHINESE.read_text(encoding="utf-8"))
+    broken = re.findall(r"^(?![|#!<\-\[*]).*[^。：）)\s]\n(?=[^\n|#<*\-])", text, re.M)
+    assert not broken, f"a sentence is broken over lines: {broken}"
+
+
+def test_the_page_of_public_names_is_current() -> None:
+    from make_api_page import page
+
+    import vitkit
+
+    text = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")
+    assert text == page(), "run `make commands`"
+    shown = {line.rpartition(".")[2] for line in text.splitlines() if line.startswith("::: ")}
+    assert shown >= set(vitkit.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "api").glob("[!i]*.md")), ids=lambda p: p.name)
+def test_pages_about_the_inside_say_so_and_name_what_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "may change without notice" in text
+    for name in re.findall(r"^::: ([\w.]+)$", text, re.M):
+        pkgutil.resolve_name(name)
 
 
 def test_the_page_of_commands_is_current() -> None:

@@ -41,6 +41,55 @@ def test_workflows_run_targets_that_exist() -> None:
     assert {"lint", "types", "test", "docs", "test-slow"} <= used <= targets
 
 
+def workflows() -> dict[str, dict[str, Any]]:
+    yaml = pytest.importorskip("yaml")
+    return {p.name: yaml.safe_load(p.read_text()) for p in (ROOT / ".github" / "workflows").glob("*.yml")}
+
+
+def test_actions_are_pinned_by_digest() -> None:
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        used = re.findall(r"uses: (.+)", path.read_text())
+        assert used
+        loose = [action for action in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)]
+        assert not loose, f"{path.name}: write owner/name@digest # vX.Y.Z for {loose}"
+
+
+def test_workflows_may_only_read() -> None:
+    """But for the jobs that publish, which check out nothing and run none of our code."""
+    for name, workflow in workflows().items():
+        assert workflow["permissions"] == {"contents": "read"}, name
+        for job, about in workflow["jobs"].items():
+            uses = [step.get("uses", "").split("@")[0] for step in about["steps"]]
+            if "permissions" in about:
+                assert (name, job) in {("release.yml", "publish"), ("release.yml", "release")}
+                assert "actions/checkout" not in uses
+                assert not any(word in str(about["steps"]) for word in ("pip", "python ", "make "))
+            for step in about["steps"]:
+                if step.get("uses", "").startswith("actions/checkout"):
+                    assert step["with"]["persist-credentials"] is False
+
+
+def test_a_release_is_tested_then_built_then_published() -> None:
+    jobs = workflows()["release.yml"]["jobs"]
+    assert [(job, about.get("needs")) for job, about in jobs.items()] == [
+        ("test", None),
+        ("build", "test"),
+        ("publish", "build"),
+        ("release", "publish"),
+    ]
+    steps = str(jobs["build"]["steps"])
+    assert "pip-audit --strict" in steps
+    assert "cyclonedx-py environment" in steps
+    assert jobs["publish"]["environment"] == "pypi"
+
+
+@pytest.mark.parametrize(("package", "least"), [("torch", "2.10"), ("onnx", "1.21"), ("pillow", "12.3")])
+def test_minimum_versions_exclude_known_holes(package: str, least: str) -> None:
+    found = re.findall(rf'"{package}>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert len(found) == 1
+    assert [int(n) for n in found[0].split(".")] >= [int(n) for n in least.split(".")]
+
+
 def test_workflows_test_every_python_we_promise() -> None:
     pythons = re.findall(r'"(3\.\d+)"', (ROOT / ".github" / "workflows" / "checks.yml").read_text())
     assert {"3.10", "3.11", "3.12", "3.13"} <= set(pythons)
@@ -66,7 +115,7 @@ def test_tables_tolerate_missing_results(tmp_path: Path) -> None:
     (tmp_path / "forward.json").write_text(json.dumps(found))
     english, chinese = (tables.made(tmp_path, language) for language in (0, 1))
     assert "| mu | 8 | 10.0 | **20.0** | 0.50x |" in english
-    assert "每秒图片数" in chinese
+    assert "吞吐（img/s）" in chinese
     assert english.count("|") == chinese.count("|")
 
 

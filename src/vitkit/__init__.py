@@ -3,52 +3,53 @@
     import vitkit
     model = vitkit.create("vit-b/16", classes=10)
 
-Names are looked up when they are first used, so that `import vitkit` does not import torch.
+The names of `__all__` are the public interface; every other module may change without notice. They are looked
+up when they are first used, so that `import vitkit` does not import torch.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_WHERE = {
-    "create": "vitkit.model.build",
-    "load": "vitkit.checkpoints.load",
-    "save": "vitkit.checkpoints.native",
-    "ViT": "vitkit.model.vit",
-    "ResNet": "vitkit.model.stem",
-    "ViTConfig": "vitkit.model.config",
-    "ResNetConfig": "vitkit.model.config",
-    "ConvStemConfig": "vitkit.model.config",
-    "StemConfig": "vitkit.model.config",
-    "Preprocessing": "vitkit.model.config",
-    "summarize": "vitkit.model.summary",
-    "TrainConfig": "vitkit.train.config",
-    "VitkitError": "vitkit.errors",
+_PUBLIC = {
+    "vitkit.model.build": ("create",),
+    "vitkit.checkpoints.load": ("load",),
+    "vitkit.checkpoints.native": ("save",),
+    "vitkit.data": ("open_data", "Dataset"),
+    "vitkit.api": ("train", "evaluate", "predict", "embed", "explain", "export"),
+    "vitkit.model.summary": ("summarize",),
+    "vitkit.model.base": ("VisionModel", "Outputs"),
+    "vitkit.model.vit": ("ViT",),
+    "vitkit.model.stem": ("ResNet",),
+    "vitkit.model.config": ("ViTConfig", "ResNetConfig", "ConvStemConfig", "StemConfig", "Preprocessing"),
+    "vitkit.training.config": ("TrainConfig",),
+    "vitkit.errors": ("VitkitError",),
 }
-__all__ = ["__version__", *_WHERE]  # noqa: PLE0604
+_WHERE = {name: module for module, names in _PUBLIC.items() for name in names}
+__all__ = ["__version__", "create", "load", "save", "open_data", "Dataset"]  # noqa: RUF022  # in the order of the docs
+__all__ += ["train", "evaluate", "predict", "embed", "explain", "export", "summarize"]  # noqa: RUF022
+__all__ += ["VisionModel", "Outputs", "ViT", "ResNet", "ViTConfig", "ResNetConfig"]  # noqa: RUF022
+__all__ += ["ConvStemConfig", "StemConfig", "Preprocessing", "TrainConfig", "VitkitError"]  # noqa: RUF022
 
 if TYPE_CHECKING:
-    from vitkit.checkpoints.load import load as load
-    from vitkit.checkpoints.native import save as save
-    from vitkit.errors import VitkitError as VitkitError
-    from vitkit.model.build import create as create
-    from vitkit.model.config import ConvStemConfig as ConvStemConfig
-    from vitkit.model.config import Preprocessing as Preprocessing
-    from vitkit.model.config import ResNetConfig as ResNetConfig
-    from vitkit.model.config import StemConfig as StemConfig
-    from vitkit.model.config import ViTConfig as ViTConfig
-    from vitkit.model.stem import ResNet as ResNet
-    from vitkit.model.summary import summarize as summarize
-    from vitkit.model.vit import ViT as ViT
-    from vitkit.train.config import TrainConfig as TrainConfig
+    from vitkit.api import embed, evaluate, explain, export, predict, train
+    from vitkit.checkpoints.load import load
+    from vitkit.checkpoints.native import save
+    from vitkit.data import Dataset, open_data
+    from vitkit.errors import VitkitError
+    from vitkit.model.base import Outputs, VisionModel
+    from vitkit.model.build import create
+    from vitkit.model.config import ConvStemConfig, Preprocessing, ResNetConfig, StemConfig, ViTConfig
+    from vitkit.model.stem import ResNet
+    from vitkit.model.summary import summarize
+    from vitkit.model.vit import ViT
+    from vitkit.training.config import TrainConfig
 
 
-def __getattr__(name: str) -> Any:
-    if name == "train":  # the package itself can be called
-        return importlib.import_module("vitkit.train")
+def __getattr__(name: str) -> object:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'vitkit' has no attribute {name!r}")

@@ -7,11 +7,14 @@ and exits with code 2; in Python they can be caught one by one or all as `Vitkit
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
 class VitkitError(Exception):
     """The base of all errors that vitkit raises on purpose. The message ends with the next action."""
+
+    exit_code = 2  # of the command
 
 
 class ConfigError(VitkitError, ValueError):
@@ -19,7 +22,7 @@ class ConfigError(VitkitError, ValueError):
 
 
 class InputError(VitkitError, ValueError):
-    """A tensor or a picture does not fit the model it was given to."""
+    """A tensor or an image does not fit the model it was given to."""
 
 
 class CheckpointError(VitkitError):
@@ -27,11 +30,18 @@ class CheckpointError(VitkitError):
 
 
 class DataError(VitkitError):
-    """A set of pictures cannot be found, read or used."""
+    """A data set cannot be found, read or used."""
 
 
 class TrainError(VitkitError):
-    """A training run cannot begin or cannot go on."""
+    """A training run cannot start or cannot continue."""
+
+
+class WriteError(VitkitError, OSError):
+    """A file or folder cannot be written; what was there before is untouched."""
+
+    def __str__(self) -> str:
+        return str(self.args[-1])
 
 
 class MissingPackage(VitkitError, ImportError):
@@ -39,6 +49,23 @@ class MissingPackage(VitkitError, ImportError):
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:
         super().__init__(f"{purpose} needs the package '{package}': pip install 'vitkit[{extra}]'")
+
+
+# control characters, line separators, marks that turn the direction of text, halves of pairs and non-characters
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def as_text(value: object) -> str:
+    """Names that are text: bytes of a file name that are none, and halves of pairs in JSON, get backslashes."""
+    return str(value).encode(errors="backslashreplace").decode()
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Names from files, safe to show on one line: bytes that are no text and control characters get backslashes.
+
+    Without this an escape sequence in the name of a file would be obeyed by the terminal it is printed on.
+    """
+    return UNSAFE.sub(lambda c: c[0] if c[0] in keep else c[0].encode("unicode_escape").decode(), text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -18,8 +18,10 @@ import torch
 
 import peers
 import vitkit
-from vitkit.checkpoints import convert, native
-from vitkit.checkpoints.layout import Checkpoint
+from vitkit.checkpoints import native, writing
+from vitkit.checkpoints import timm as timm_family
+from vitkit.checkpoints.family import Checkpoint
+from vitkit.model.base import Outputs
 
 TINY = {"width": 16, "heads": 2, "mlp_width": 32, "depth": 2, "image_size": 16, "classes": 3}
 CANARY = "VITKIT_PICKLE_WAS_EXECUTED"  # an environment variable that no one else sets
@@ -45,7 +47,7 @@ class Payload:
 
 def tiny_checkpoint() -> Checkpoint:
     model = peers.randomize(vitkit.create("mu", **TINY))
-    return Checkpoint(model.config, dict(model.state_dict()), ("a", "b", "c"))
+    return Checkpoint(model.config, dict(model.state_dict()), Outputs(names=("a", "b", "c")))
 
 
 def write_all(folder: Path) -> dict[str, Path]:
@@ -60,8 +62,8 @@ def write_all(folder: Path) -> dict[str, Path]:
         "huggingface": folder / "huggingface",
     }
     for to, path in paths.items():
-        convert.write(checkpoint, path, to)
-    timm = {k: v.clone() for k, v in convert.timm_write.write(checkpoint)[0].items()}
+        writing.write(checkpoint, path, to)
+    timm = {k: v.clone() for k, v in timm_family.write(checkpoint).tensors.items()}
     paths["facebook"] = folder / "facebook.pth"
     torch.save({"teacher": {f"backbone.{k}": v for k, v in timm.items()}, "epoch": 1}, paths["facebook"])
     paths["legacy"] = folder / "legacy.pth"

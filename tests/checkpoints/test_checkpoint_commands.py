@@ -45,7 +45,7 @@ def test_convert(to: str, dest: str, saved, tmp_path) -> None:
     model, path = saved
     assert f"native -> {to}: 32,554 parameters" in run("convert", path, tmp_path / dest, "--to", to)
     images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(vitkit.load(tmp_path / dest, heads=2)(images), model(images))
+    assert torch.equal(vitkit.load(tmp_path / dest, heads=2, activation="gelu")(images), model(images))
 
 
 def test_a_name_of_the_zoo_gives_fresh_weights(tmp_path) -> None:

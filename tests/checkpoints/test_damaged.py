@@ -14,9 +14,10 @@ import torch
 from damage import CANARY, bombs, damaged_bytes, damaged_tensors, write_all
 from safetensors.torch import save_file
 
-from vitkit.checkpoints.convert import write_npz
+from vitkit.checkpoints.family import Written
 from vitkit.checkpoints.files import open_tensors
 from vitkit.checkpoints.load import load
+from vitkit.checkpoints.writing import write_file
 from vitkit.errors import CheckpointError
 
 STATED = {"heads": 2}
@@ -87,7 +88,7 @@ def test_wrong_content(kind: str, good: dict[str, Path], tmp_path) -> None:
     total = 0
     for what, changed in damaged_tensors(tensors, 70, random.Random(kind)):
         if path.suffix == ".npz":
-            write_npz(path, changed)
+            write_file(path, Written(changed))
         elif path.suffix == ".safetensors":
             _, metadata = open_tensors(source)
             save_file({k: v.contiguous() for k, v in changed.items()}, path, metadata)

@@ -15,7 +15,7 @@ import torch
 
 import peers
 import vitkit
-from vitkit.checkpoints import convert
+from vitkit.checkpoints import writing
 from vitkit.checkpoints.load import open_checkpoint
 from vitkit.errors import CheckpointError, MissingPackage
 
@@ -83,8 +83,8 @@ def hub(tmp_path, monkeypatch) -> Iterator[Path]:
     model = peers.randomize(vitkit.create("mu"))
     vitkit.save(model, tmp_path / "m.safetensors", list("abcdefghij"))
     checkpoint = open_checkpoint(tmp_path / "m.safetensors")
-    convert.write(checkpoint, tmp_path / "repos/owner--vit", "huggingface")
-    convert.write(checkpoint, tmp_path / "repos/timm--small", "timm")
+    writing.write(checkpoint, tmp_path / "repos/owner--vit", "huggingface")
+    writing.write(checkpoint, tmp_path / "repos/timm--small", "timm")
     (tmp_path / "repos/owner--empty").mkdir()
     Hub.repositories = {p.name.replace("--", "/"): p for p in (tmp_path / "repos").iterdir()}
     Hub.asked = []

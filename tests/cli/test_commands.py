@@ -63,8 +63,8 @@ def test_summary_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     [
         (["summary", "vit-b16"], ["no model is called 'vit-b16'", "vit-b/16", "vitkit zoo"]),
         (["summary", "vit-b/16", "--image-size", "225"], ["225x225", "224x224", "240x240"]),
-        (["summary", "vit-b/16", "--image-size", "big"], ["--image-size='big' is not a size", "224x448"]),
-        (["summary", "vit-b/16", "--classes", "-1"], ["classes=-1", "must not be negative"]),
+        (["summary", "vit-b/16", "--image-size", "big"], ["--image-size big is not a size", "224x448"]),
+        (["summary", "vit-b/16", "--classes", "-1"], ["--classes -1 is not a whole number of at least 0"]),
     ],
 )
 def test_errors_are_one_or_two_lines(

@@ -51,9 +51,7 @@ def test_doctor_names_what_is_missing_and_fails_when_something_is_wrong(monkeypa
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(doctor, "_version", lambda package: None)
-    for name in ("_attention", "_saving", "_picture"):
-        monkeypatch.setattr(doctor, name, lambda: None)
-    monkeypatch.setattr(doctor, "_training", broken)
+    monkeypatch.setattr(doctor, "CHECKS", {"build": lambda: None, "train": broken})
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
     assert "pip install 'vitkit[data]'" in done.output

@@ -19,14 +19,14 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """Two classes of 20 pictures each."""
+def images(tmp_path: Path) -> Path:
+    """Two classes of 20 images each."""
     random = np.random.default_rng(0)
     for i in range(40):
-        path = tmp_path / "pictures" / f"kind {i % 2}" / f"{i}.png"
+        path = tmp_path / "images" / f"kind {i % 2}" / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(path)
-    return tmp_path / "pictures"
+    return tmp_path / "images"
 
 
 def wrong(result: tuple[int, str, str]) -> str:
@@ -37,9 +37,9 @@ def wrong(result: tuple[int, str, str]) -> str:
     return err
 
 
-def test_a_file_stands_where_a_folder_should_be(command, model: Path, pictures: Path) -> None:
+def test_a_file_stands_where_a_folder_should_be(command, model: Path, images: Path) -> None:
     for place in (model, model / "deeper"):
-        assert str(model) in wrong(command("train", pictures, "--steps", 1, "--image-size", 16, "--out", place))
+        assert str(model) in wrong(command("train", images, "--steps", 1, "--image-size", 16, "--out", place))
         assert str(model) in wrong(command("explain", model, "--only", "filters", "--out", place))
 
 
@@ -56,7 +56,7 @@ def test_the_demo_replaces_only_a_demo(command, tmp_path: Path) -> None:
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
-def test_pictures_that_are_not_there_or_no_pictures(command, model: Path, tmp_path: Path) -> None:
+def test_images_that_are_not_there_or_no_images(command, model: Path, tmp_path: Path) -> None:
     report = tmp_path / "explained" / "report.html"
     report.parent.mkdir()
     report.write_text("an earlier one")
@@ -67,19 +67,19 @@ def test_pictures_that_are_not_there_or_no_pictures(command, model: Path, tmp_pa
     assert report.read_text() == "an earlier one"
 
 
-def test_one_class_is_nothing_to_learn(command, pictures: Path, tmp_path: Path) -> None:
-    for path in (pictures / "kind 1").iterdir():
+def test_one_class_is_nothing_to_learn(command, images: Path, tmp_path: Path) -> None:
+    for path in (images / "kind 1").iterdir():
         path.unlink()
-    assert "only one class" in wrong(command("train", pictures, "--steps", 1, "--out", tmp_path / "run"))
+    assert "only one class" in wrong(command("train", images, "--steps", 1, "--out", tmp_path / "run"))
     assert "--init" in wrong(command("train", "digits", "--freeze", "backbone", "--out", tmp_path / "run"))
 
 
-def test_resuming_says_what_it_does_not_use(command, pictures: Path, tmp_path: Path) -> None:
+def test_resuming_says_what_it_does_not_use(command, images: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    begun = ("train", pictures, "--model", "mu", "--set", "evaluations=1", "--image-size", 16, "--out", run)
+    begun = ("train", images, "--model", "mu", "--set", "evaluations=1", "--image-size", 16, "--out", run)
     code, out, _ = command(*begun, "--steps", 2)
     assert code == 0
-    assert f"vitkit evaluate {run} {pictures}" in out.replace("\n", "")
+    assert f"vitkit evaluate {run} {images}" in out.replace("\n", "")
     code, _, err = command(*begun, "--resume", "--steps", 9, "--lr", 0.5)
     assert code == 0
     assert "steps=9 is not used" in err
@@ -88,14 +88,14 @@ def test_resuming_says_what_it_does_not_use(command, pictures: Path, tmp_path: P
     assert json.loads((run / "result.json").read_text())["steps"] == 2
 
 
-def test_a_run_without_a_checkpoint_says_that_it_begins_again(command, pictures: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_says_that_it_starts_over(command, images: Path, tmp_path: Path) -> None:
     import shutil
 
     run = tmp_path / "run"
-    begun = ("train", pictures, "--model", "mu", "--image-size", 16, "--steps", 2, "--out", run)
+    begun = ("train", images, "--model", "mu", "--image-size", 16, "--steps", 2, "--out", run)
     assert command(*begun)[0] == 0
     shutil.rmtree(run / "checkpoints")
-    assert "begins again" in command(*begun, "--resume")[2]
+    assert "starts with its first step" in command(*begun, "--resume")[2]
     assert "nothing to replay" in wrong(command("replay", run))
 
 

@@ -1,4 +1,4 @@
-"""Pictures for the tests: every mode and format, and every kind of damage."""
+"""Images for the tests: every mode and format, and every kind of damage."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from PIL import Image, features
 
 
 def photo(seed: int = 0, size: tuple[int, int] = (64, 48)) -> Image.Image:
-    """A smooth colourful picture with some detail; (width, height)."""
+    """A smooth colourful image with some detail; (width, height)."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
     noise = rng.integers(-12, 13, (size[1], size[0], 3))
     return Image.fromarray(np.clip(np.asarray(coarse) + noise, 0, 255).astype(np.uint8))
 
 
-def encode(picture: Image.Image, format: str = "JPEG", **options: object) -> bytes:
+def encode(image: Image.Image, format: str = "JPEG", **options: object) -> bytes:
     out = io.BytesIO()
-    picture.save(out, format, **options)
+    image.save(out, format, **options)
     return out.getvalue()
 
 
@@ -35,50 +35,50 @@ if features.check("jpg_2000"):
 
 @lru_cache
 def good_files(seed: int = 0) -> dict[str, bytes]:
-    """Readable pictures of every mode and format, under awkward names."""
-    picture = photo(seed)
-    grey16 = (np.asarray(picture.convert("L")).astype(np.uint16) * 257).astype(np.uint16)
+    """Readable images of every mode and format, under awkward names."""
+    image = photo(seed)
+    grey16 = (np.asarray(image.convert("L")).astype(np.uint16) * 257).astype(np.uint16)
     exif = Image.Exif()
     exif[0x0112] = 6
     frames = [photo(seed + i).convert("P") for i in range(3)]
-    files = {f"plain.{suffix}": encode(picture, format) for suffix, format in FORMATS.items()}
+    files = {f"plain.{suffix}": encode(image, format) for suffix, format in FORMATS.items()}
     files |= {
-        "grey.png": encode(picture.convert("L"), "PNG"),
-        "one bit.png": encode(picture.convert("1"), "PNG"),
-        "palette.png": encode(picture.convert("P"), "PNG"),
-        "palette with transparency.png": encode(picture.convert("P"), "PNG", transparency=0),
-        "alpha.png": encode(picture.convert("RGBA"), "PNG"),
-        "grey alpha.png": encode(picture.convert("LA"), "PNG"),
-        "alpha.webp": encode(picture.convert("RGBA"), "WEBP"),
-        "cmyk.jpg": encode(picture.convert("CMYK"), "JPEG"),
-        "cmyk.tif": encode(picture.convert("CMYK"), "TIFF"),
-        "grey.jpg": encode(picture.convert("L"), "JPEG"),
-        "progressive.jpg": encode(picture, "JPEG", progressive=True),
+        "grey.png": encode(image.convert("L"), "PNG"),
+        "one bit.png": encode(image.convert("1"), "PNG"),
+        "palette.png": encode(image.convert("P"), "PNG"),
+        "palette with transparency.png": encode(image.convert("P"), "PNG", transparency=0),
+        "alpha.png": encode(image.convert("RGBA"), "PNG"),
+        "grey alpha.png": encode(image.convert("LA"), "PNG"),
+        "alpha.webp": encode(image.convert("RGBA"), "WEBP"),
+        "cmyk.jpg": encode(image.convert("CMYK"), "JPEG"),
+        "cmyk.tif": encode(image.convert("CMYK"), "TIFF"),
+        "grey.jpg": encode(image.convert("L"), "JPEG"),
+        "progressive.jpg": encode(image, "JPEG", progressive=True),
         "16 bit.png": encode(Image.fromarray(grey16), "PNG"),
         "16 bit.tif": encode(Image.fromarray(grey16), "TIFF"),
         "32 bit.tif": encode(Image.fromarray(grey16.astype(np.int32)), "TIFF"),
         "float.tif": encode(Image.fromarray(grey16.astype(np.float32) / 65535), "TIFF"),
         "animated.gif": encode(frames[0], "GIF", save_all=True, append_images=frames[1:]),
-        "animated.png": encode(picture, "PNG", save_all=True, append_images=[photo(seed + 9)]),
-        "animated.webp": encode(picture, "WEBP", save_all=True, append_images=[photo(seed + 9)]),
-        "on its side.jpg": encode(picture, "JPEG", exif=exif),
-        "UPPER.JPG": encode(picture),
-        "wrong suffix.png": encode(picture),
-        "line\nbreak.jpg": encode(picture),
-        "日本語 émoji 🙂.jpg": encode(picture),
-        "comma, \"quote\" 'and' %s.jpg": encode(picture),
-        "tiny.png": encode(picture.resize((1, 1)), "PNG"),
-        "thin.png": encode(picture.resize((1, 300)), "PNG"),
+        "animated.png": encode(image, "PNG", save_all=True, append_images=[photo(seed + 9)]),
+        "animated.webp": encode(image, "WEBP", save_all=True, append_images=[photo(seed + 9)]),
+        "on its side.jpg": encode(image, "JPEG", exif=exif),
+        "UPPER.JPG": encode(image),
+        "wrong suffix.png": encode(image),
+        "line\nbreak.jpg": encode(image),
+        "日本語 émoji 🙂.jpg": encode(image),
+        "comma, \"quote\" 'and' %s.jpg": encode(image),
+        "tiny.png": encode(image.resize((1, 1)), "PNG"),
+        "thin.png": encode(image.resize((1, 300)), "PNG"),
     }
     return files
 
 
 @lru_cache
 def damaged_files(seed: int = 0) -> dict[str, bytes]:
-    """At least fifty ways in which a picture cannot be read."""
+    """At least fifty ways in which an image cannot be read."""
     rng = random.Random(seed)
-    picture = photo(seed, (96, 72))
-    whole = {suffix: encode(picture, format) for suffix, format in FORMATS.items()}
+    image = photo(seed, (96, 72))
+    whole = {suffix: encode(image, format) for suffix, format in FORMATS.items()}
     files = {}
     for suffix, data in whole.items():
         files[f"first tenth.{suffix}"] = data[: len(data) // 10]
@@ -92,7 +92,7 @@ def damaged_files(seed: int = 0) -> dict[str, bytes]:
         "zeros.jpg": bytes(4000),
         "noise.jpg": bytes(rng.randrange(256) for _ in range(4000)),
         "error page.jpg": b"<!DOCTYPE html><html><body>404 Not Found</body></html>",
-        "text.png": "not a picture".encode("utf-16"),
+        "text.png": "not an image".encode("utf-16"),
         "almost whole.jpg": whole["jpg"][: int(len(whole["jpg"]) * 0.9)],
         "flipped chunk.png": _spoil(whole["png"], 40, 60),
         "pointer to a large file.jpg": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
@@ -147,7 +147,7 @@ def torture_folder(root: Path) -> tuple[Path, set[str]]:
             (folder / "deeper" / "still" / f"{i}.jpg").write_bytes(encode(photo(100 * seed + i)))
     first = root / "first class"
     (first / "a folder.jpg").mkdir()
-    (first / "notes.txt").write_text("not a picture, and not meant to be one")
+    (first / "notes.txt").write_text("not an image, and not meant to be one")
     (first / ".hidden.jpg").write_bytes(b"")
     os.symlink(root, first / "loop")
     os.symlink("itself", first / "itself")

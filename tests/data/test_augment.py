@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
 import peers
-from vitkit.data import PRESETS, Augment, class_weights, mix, preset, soft_targets, suited
-from vitkit.data import operations as op
+from vitkit.data import PRESETS, Augment, class_weights, drop_unsafe_flip, mix, preset, soft_targets
+from vitkit.data import vary as op
 from vitkit.data.augment import crop_kind, random_box
 from vitkit.data.keys import sample_keys, uniforms
 from vitkit.data.vary import crop_and_flip, flips, shift_and_flip, vary
@@ -23,8 +23,8 @@ def batch(count: int = 6, size: tuple[int, int] = (40, 32)) -> torch.Tensor:
     return torch.stack([torch.from_numpy(np.array(making.photo(i, size))).permute(2, 0, 1) for i in range(count)])
 
 
-def as_tensor(picture: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+def as_tensor(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 ENHANCERS = {
@@ -38,31 +38,31 @@ ENHANCERS = {
 @pytest.mark.parametrize("name", list(ENHANCERS))
 @pytest.mark.parametrize("share", [0.1, 0.6, 1.0, 1.7])
 def test_enhancements_are_pillows(name: str, share: float) -> None:
-    pictures = [making.photo(i, (40, 32)) for i in range(6)]
+    images = [making.photo(i, (40, 32)) for i in range(6)]
     got = op.COLOUR[name](batch(), torch.full((6,), share, dtype=torch.float64)).int()
-    expected = torch.stack([as_tensor(ENHANCERS[name](p).enhance(share)) for p in pictures]).int()
+    expected = torch.stack([as_tensor(ENHANCERS[name](p).enhance(share)) for p in images]).int()
     assert (got - expected).abs().max() <= 2  # Pillow rounds down here and there
 
 
 @pytest.mark.parametrize("name", ["autocontrast", "equalize"])
 def test_histogram_operations_are_pillows(name: str) -> None:
-    pictures = [making.photo(i, (40, 32)) for i in range(6)]
+    images = [making.photo(i, (40, 32)) for i in range(6)]
     got = op.COLOUR[name](batch(), torch.zeros(6)).int()
-    expected = torch.stack([as_tensor(getattr(ImageOps, name)(p)) for p in pictures]).int()
+    expected = torch.stack([as_tensor(getattr(ImageOps, name)(p)) for p in images]).int()
     assert (got - expected).abs().max() <= (1 if name == "autocontrast" else 0)
 
 
 def test_posterize_and_solarize_are_pillows() -> None:
-    picture = making.photo(0, (40, 32))
+    image = making.photo(0, (40, 32))
     for bits in (1, 4, 8):
         got = op.posterize(batch(1), torch.tensor([float(bits)]))[0]
-        assert torch.equal(got, as_tensor(ImageOps.posterize(picture, bits)))
+        assert torch.equal(got, as_tensor(ImageOps.posterize(image, bits)))
     for threshold in (0, 100, 255):
         got = op.solarize(batch(1), torch.tensor([float(threshold)]))[0]
-        assert torch.equal(got, as_tensor(ImageOps.solarize(picture, threshold)))
+        assert torch.equal(got, as_tensor(ImageOps.solarize(image, threshold)))
 
 
-def test_flat_pictures_survive_everything() -> None:
+def test_flat_images_survive_everything() -> None:
     flat = torch.full((14, 3, 8, 8), 77, dtype=torch.uint8)
     for name, operation in op.COLOUR.items():
         strength = op.colour_strength(name, np.full(14, 0.5), np.ones(14), wide=True)
@@ -71,7 +71,7 @@ def test_flat_pictures_survive_everything() -> None:
 
 def test_warp_turns_by_a_quarter() -> None:
     square = batch(1, (32, 32))
-    quarter = op.geometry_matrices(["rotate"], np.array([1.0]), np.array([1.0]), (32, 32), wide=False) * 0
+    quarter = op.geometry_matrices(["rotate"], np.array([1.0]), (32, 32), wide=False) * 0
     quarter[0, 0, 1], quarter[0, 1, 0] = 1.0, -1.0
     assert torch.equal(op.warp(square, quarter), torch.rot90(square, -1, (2, 3))) or torch.equal(
         op.warp(square, quarter), torch.rot90(square, 1, (2, 3))
@@ -80,7 +80,7 @@ def test_warp_turns_by_a_quarter() -> None:
 
 def test_warp_shifts_and_fills_with_black() -> None:
     images = batch(1, (32, 32))
-    matrices = op.geometry_matrices(["translate-x"], np.array([1.0]), np.array([1.0]), (32, 32), wide=True)
+    matrices = op.geometry_matrices(["translate-x"], np.array([1.0]), (32, 32), wide=True)
     moved = op.warp(images, matrices)
     assert torch.equal(moved[..., :16], images[..., 16:])
     assert not moved[..., 16:].any()
@@ -97,7 +97,7 @@ def test_shift_and_flip() -> None:
     for i, (top, left) in enumerate(draws):
         expected = padded[i, :, top : top + 16, left : left + 16]
         source = images[i].flip(-1) if mirrored[i] else images[i]
-        if mirrored[i]:  # the picture is mirrored, and shifted the other way
+        if mirrored[i]:  # the image is mirrored, and shifted the other way
             expected = torch.nn.functional.pad(source, (4, 4, 4, 4))[:, top : top + 16, 8 - left : 24 - left]
         assert torch.equal(moved[i], expected), i
 
@@ -112,9 +112,9 @@ def test_random_boxes_lie_inside(width: int, height: int, seed: int) -> None:
 
 def test_random_boxes_follow_torchvisions_law() -> None:
     transforms = pytest.importorskip("torchvision.transforms") if peers.import_torchvision() else None
-    picture = torch.empty(3, 375, 500)
+    image = torch.empty(3, 375, 500)
     theirs = np.array(
-        [transforms.RandomResizedCrop.get_params(picture, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4000)]
+        [transforms.RandomResizedCrop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4000)]
     )
     draws = uniforms(sample_keys(0, 0, np.arange(4000)), "crop", 40)
     ours = np.array([random_box(d, 500, 375, Augment(crop="resized")) for d in draws])
@@ -146,8 +146,8 @@ def test_auto_crop_by_size() -> None:
 
 
 def test_digits_are_not_mirrored() -> None:
-    assert suited(PRESETS["medium"], mirrors=False).flip == 0
-    assert suited(PRESETS["medium"], mirrors=True) is PRESETS["medium"]
+    assert drop_unsafe_flip(PRESETS["medium"], flip_safe=False).flip == 0
+    assert drop_unsafe_flip(PRESETS["medium"], flip_safe=True) is PRESETS["medium"]
 
 
 @pytest.mark.parametrize(
@@ -182,10 +182,10 @@ def test_soft_targets() -> None:
 @pytest.mark.parametrize("knobs", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
 @pytest.mark.parametrize("count", [1, 2, 7, 8])
 def test_targets_are_the_shares_of_the_pixels(knobs: dict[str, float], count: int) -> None:
-    """Pictures of one colour each: the mean of the mixture says how much of each went in."""
+    """Images of one colour each: the mean of the mixture says how much of each went in."""
     labels = torch.arange(count)
     images = torch.zeros(count, count, 20, 20)
-    images[labels, labels] = 1.0  # picture i is full in channel i
+    images[labels, labels] = 1.0  # image i is full in channel i
     mixed, targets = mix(images, labels, sample_keys(0, 0, np.arange(count)), Augment(**knobs), count)
     assert torch.allclose(mixed.mean(dim=(2, 3)), targets, atol=1e-5)
     assert torch.allclose(targets.sum(dim=1), torch.ones(count))

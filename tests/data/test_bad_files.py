@@ -71,5 +71,5 @@ def test_the_limit_counts_what_others_have_found(tmp_path: Path) -> None:
     path = tmp_path / "bad-files.csv"
     here, there = (BadFiles(path, 100, "2%") for _ in range(2))
     here.record(BadFile("a", "c", "why"), BadFile("b", "c", "why"))
-    with pytest.raises(DataError, match="3 of 100 pictures"):
+    with pytest.raises(DataError, match="3 of 100 images"):
         there.record(BadFile("c", "c", "why"))

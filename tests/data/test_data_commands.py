@@ -15,6 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitkit.cli.data import app
+from vitkit.data import open_data
 from vitkit.data.check import check
 from vitkit.errors import ConfigError, DataError
 
@@ -47,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_report(folder: Path) -> None:
-    report = check(str(folder))
+    report = check(open_data(folder))
     assert report.splits == {"train": 11, "val": 9, "test": 9}
     assert report.classes == {"cat": {"train": 6, "val": 4, "test": 5}, "dog": {"train": 5, "val": 5, "test": 4}}
     assert report.empty_classes == ["nothing"]
@@ -59,7 +60,7 @@ def test_the_report(folder: Path) -> None:
 
 
 def test_processes_find_the_same(folder: Path) -> None:
-    assert check(str(folder), workers=2) == check(str(folder))
+    assert check(open_data(folder), workers=2) == check(open_data(folder))
 
 
 def test_the_table(folder: Path, tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_json_is_json(folder: Path) -> None:
 
 def test_a_good_set_ends_with_code_0(tmp_path: Path) -> None:
     making.write_folder(tmp_path, {"a": 5, "b": 5})
-    assert "no unreadable pictures, no duplicates" in run("check", tmp_path)
+    assert "no unreadable images, no duplicates" in run("check", tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--augment"], ["--augment", "strong", "--rows", 3]])
@@ -102,7 +103,7 @@ def test_show_and_check_arrays(tmp_path: Path, channels: int) -> None:
 
 def test_the_torture_folder(tmp_path: Path) -> None:
     root, damaged = making.torture_folder(tmp_path / "torture")
-    report = check(str(root))
+    report = check(open_data(root))
     assert {b.path for b in report.bad} == damaged
     assert report.empty_classes == ["empty class"]
     run("check", root, "--out", tmp_path / "sheet.png", ok=False)
@@ -111,7 +112,7 @@ def test_the_torture_folder(tmp_path: Path) -> None:
 def test_wrong_arguments(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no file or folder"):
         run("check", tmp_path / "nowhere")
-    with pytest.raises(DataError, match="holds no pictures"):
+    with pytest.raises(DataError, match="holds no images"):
         run("check", tmp_path)
     with pytest.raises(ConfigError, match="no augmentation preset"):
         run("show", "digits", "--augment", "heavy")

@@ -1,4 +1,4 @@
-"""Bytes become upright 8-bit pictures, whatever they were; what cannot be read says why."""
+"""Bytes become upright 8-bit images, whatever they were; what cannot be read says why."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 from PIL import Image
 
 from vitkit.data import decode as decoding
-from vitkit.data.decode import BadPicture, decode, to_8_bits
+from vitkit.data.decode import BadImage, decode, to_8_bits
 
 
 @pytest.mark.parametrize("name", list(making.good_files()))
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_mode_and_format_is_read(name: str, channels: int) -> None:
-    picture = decode(making.good_files()[name], channels)
-    assert picture.mode == {1: "L", 3: "RGB"}[channels]
+    image = decode(making.good_files()[name], channels)
+    assert image.mode == {1: "L", 3: "RGB"}[channels]
 
 
 @pytest.mark.parametrize("name", list(making.damaged_files()))
 def test_every_kind_of_damage_is_refused_with_a_reason(name: str) -> None:
-    with pytest.raises(BadPicture) as caught:
+    with pytest.raises(BadImage) as caught:
         decode(making.damaged_files()[name])
     assert len(caught.value.reason) > 10
     assert "\n" not in caught.value.reason
@@ -35,7 +35,7 @@ def test_there_are_fifty_kinds_of_damage() -> None:
 
 
 @pytest.mark.parametrize("name", ["16 bit.png", "16 bit.tif", "32 bit.tif", "float.tif"])
-def test_deep_pictures_are_scaled_not_clipped(name: str) -> None:
+def test_deep_images_are_scaled_not_clipped(name: str) -> None:
     expected = np.asarray(making.photo(0).convert("L")).astype(int)
     got = np.asarray(decode(making.good_files(0)[name], 1)).astype(int)
     assert np.abs(got - expected).max() <= 1
@@ -49,7 +49,7 @@ def test_values_that_fit_in_a_byte_are_kept() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(orientation: int) -> None:
-    """A picture is stored turned in the way the tag undoes."""
+    """An image is stored turned in the way the tag undoes."""
     upright = making.photo(0, (60, 40))
     undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the inverse of each turn, as Pillow numbers them
     stored = upright if orientation == 1 else upright.transpose(Image.Transpose(undo[orientation]))
@@ -96,16 +96,16 @@ def test_draft_is_close_to_an_exact_decode() -> None:
 
 
 def test_files_that_vanish_or_may_not_be_read(tmp_path: Path) -> None:
-    with pytest.raises(BadPicture, match="vanished"):
+    with pytest.raises(BadImage, match="vanished"):
         decode(tmp_path / "gone.jpg")
-    with pytest.raises(BadPicture, match="cannot be read"):
+    with pytest.raises(BadImage, match="cannot be read"):
         decode(tmp_path)
     secret = tmp_path / "secret.jpg"
     secret.write_bytes(making.encode(making.photo()))
     secret.chmod(0)
     if os.geteuid() == 0:
         pytest.skip("the superuser may read everything")
-    with pytest.raises(BadPicture, match="permission"):
+    with pytest.raises(BadImage, match="permission"):
         decode(secret)
 
 
@@ -113,17 +113,17 @@ def test_permission_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(decoding, "_read", refuse)
-    with pytest.raises(BadPicture, match="permission denied"):
+    monkeypatch.setattr(decoding, "read_bytes", refuse)
+    with pytest.raises(BadImage, match="permission denied"):
         decode("secret.jpg")
 
 
 def test_too_many_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "MAX_PIXELS", 100)
-    with pytest.raises(BadPicture, match="beyond the limit"):
+    with pytest.raises(BadImage, match="beyond the limit"):
         decode(making.encode(making.photo()))
 
 
-def test_a_broken_exif_block_does_not_make_a_picture_unreadable() -> None:
+def test_a_broken_exif_block_does_not_make_a_image_unreadable() -> None:
     data = making.encode(making.photo(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff" + bytes(30))
     assert decode(data).size == (64, 48)

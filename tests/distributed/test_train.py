@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import vitkit
-from vitkit.train.log import read
+from vitkit.training.log import read
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +120,7 @@ def children_of(process: int) -> list[int]:
 
 
 def test_a_lost_process_is_survived(squares: str, alone: Path, tmp_path: Path) -> None:
-    """torchrun starts all processes again, and the run goes on from its last checkpoint by itself."""
+    """torchrun starts all processes again, and the run resumes from its last checkpoint by itself."""
     out = tmp_path / "lost"
     words = command(squares, out, 2, "--set", "save_every=0.01", restarts=2)
     process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE)

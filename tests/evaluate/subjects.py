@@ -1,4 +1,4 @@
-"""What the tests of evaluation judge: small sets in memory, and models with a known answer."""
+"""What the tests of evaluation evaluate: small sets in memory, and models with a known answer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitkit.data.packed import Names
-from vitkit.data.source import PixelSource
+from vitkit.data.source import Names, Source
+from vitkit.model.base import VisionModel
 from vitkit.model.config import ViTConfig
 
 CONFIG = ViTConfig(
@@ -17,14 +17,14 @@ CONFIG = ViTConfig(
 
 def in_memory(
     count: int = 53, classes: tuple[str, ...] = ("ant", "bee", "cow", "dog"), several: bool = False, seed: int = 0
-) -> PixelSource:
+) -> Source:
     random = np.random.default_rng(seed)
     pixels = random.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
     labels = random.integers(0, len(classes), count)
     if several:
         labels = random.integers(0, 2, (count, len(classes)), dtype=np.uint8)
-    return PixelSource(
-        pixels,
+    return Source(
+        pixels=torch.from_numpy(pixels),
         name="made up",
         split="test",
         splits={"test": count},
@@ -34,10 +34,10 @@ def in_memory(
     )
 
 
-class Oracle(nn.Module):
-    """Looks the answer up by the picture's pixels, so that the metrics are known beforehand."""
+class Oracle(VisionModel):
+    """Looks the answer up by the image's pixels, so that the metrics are known beforehand."""
 
-    def __init__(self, source: PixelSource, logits: Tensor, config: ViTConfig = CONFIG) -> None:
+    def __init__(self, source: Source, logits: Tensor, config: ViTConfig = CONFIG) -> None:
         super().__init__()
         self.config = config.replace(classes=logits.shape[1])
         self.anchor = nn.Parameter(torch.zeros(1))

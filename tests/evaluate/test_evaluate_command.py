@@ -49,16 +49,16 @@ def test_table_json_and_files(vitkit_evaluate, photos: Path, tmp_path: Path) -> 
     model, out = saved(tmp_path / "model.safetensors"), tmp_path / "new" / "out"
     code, text, err = vitkit_evaluate(model, photos, "--out", out)
     assert (code, err) == (0, "")
-    assert all(word in text for word in ("cats", "dogs", "precision", "recall", "top-1", "top-5", "16 pictures"))
+    assert all(word in text for word in ("cats", "dogs", "precision", "recall", "top-1", "top-5", "16 images"))
     assert {p.name for p in out.iterdir()} >= {"evaluation.json", "confusion.png", "reliability.png"}
     code, text, _ = vitkit_evaluate(model, photos, "--json")
-    told = json.loads(text)
-    assert told == json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
-    assert {"top1", "top5", "loss", "ece", "per_class", "confusion", "model"} <= told.keys()
-    assert (told["split"], told["samples"], told["top5"]) == ("test", 16, 1.0)
-    assert told["top1"] == pytest.approx(np.trace(told["confusion"]) / 16)
-    assert [c["class"] for c in told["per_class"]] == ["cats", "dogs"]
-    assert [c["support"] for c in told["per_class"]] == [8, 8]
+    result = json.loads(text)
+    assert result == json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    assert {"top1", "top5", "loss", "ece", "per_class", "confusion", "model"} <= result.keys()
+    assert (result["split"], result["samples"], result["top5"]) == ("test", 16, 1.0)
+    assert result["top1"] == pytest.approx(np.trace(result["confusion"]) / 16)
+    assert [c["class"] for c in result["per_class"]] == ["cats", "dogs"]
+    assert [c["support"] for c in result["per_class"]] == [8, 8]
 
 
 def test_other_split_batch_size_and_workers_change_nothing_else(vitkit_evaluate, photos: Path, tmp_path: Path) -> None:
@@ -85,11 +85,26 @@ def test_a_model_with_its_classes_in_another_order(vitkit_evaluate, photos: Path
     assert {**a, "model": ""} == {**b, "model": ""}
 
 
+def test_a_model_with_other_class_names_needs_a_map(vitkit_evaluate, photos: Path, tmp_path: Path) -> None:
+    """Two classes there and two here are no reason to take the one for the other."""
+    same, other = saved(tmp_path / "a.safetensors"), saved(tmp_path / "b.safetensors", names=("0", "1"))
+    code, out, err = vitkit_evaluate(other, photos)
+    assert (code, out) == (2, "")
+    assert "only the model has 0, 1; only the data has cats, dogs" in err
+    assert "--map DATA=MODEL" in err
+    assert "Traceback" not in err
+    mapped = json.loads(vitkit_evaluate(other, photos, "--map", "cats=0", "--map", "dogs=1", "--json")[1])
+    expected = json.loads(vitkit_evaluate(same, photos, "--json")[1])
+    assert mapped["top1"] == expected["top1"]
+    assert mapped["classes"] == ["0", "1"]
+    assert vitkit_evaluate(other, photos, "--map", "cats=1", "--map", "dogs=1")[0] == 2
+
+
 def test_probes(vitkit_evaluate, tmp_path: Path) -> None:
     model = saved(tmp_path / "model.safetensors", CONFIG.replace(classes=0), None)
-    told = json.loads(vitkit_evaluate(model, "digits", "--probe", "knn", "--json")[1])
-    assert told["probe"] == "knn"
-    assert told["accuracy"].keys() == {"top1", "top5"}
+    result = json.loads(vitkit_evaluate(model, "digits", "--probe", "knn", "--json")[1])
+    assert result["probe"] == "knn"
+    assert result["accuracy"].keys() == {"top1", "top5"}
     code, text, _ = vitkit_evaluate(model, "digits", "--probe", "fewshot", "--out", tmp_path / "out")
     assert code == 0
     assert "5 per class: " in text
@@ -109,9 +124,9 @@ def test_several_labels(vitkit_evaluate, tmp_path: Path) -> None:
     x, y = random.integers(0, 256, (40, 8, 8), dtype=np.uint8), random.integers(0, 2, (40, 4))
     np.savez(tmp_path / "set.npz", images=x, labels=y)
     model = saved(tmp_path / "model.safetensors", CONFIG, None)
-    told = json.loads(vitkit_evaluate(model, tmp_path / "set.npz", "--split", "all", "--json")[1])
-    assert 0 < told["map"] <= 1
-    assert told["top1"] is None
+    result = json.loads(vitkit_evaluate(model, tmp_path / "set.npz", "--split", "all", "--json")[1])
+    assert 0 < result["map"] <= 1
+    assert result["top1"] is None
     code, text, _ = vitkit_evaluate(model, tmp_path / "set.npz", "--split", "all", "--out", tmp_path / "out")
     assert code == 0
     assert "mAP" in text
@@ -120,7 +135,7 @@ def test_several_labels(vitkit_evaluate, tmp_path: Path) -> None:
 
 def test_unreadable_files_are_listed(vitkit_evaluate, photos: Path, tmp_path: Path) -> None:
     for i in range(8):  # half of the split, and all of a class
-        (photos / "test" / "dogs" / f"{i:03}.jpg").write_bytes(b"no picture")
+        (photos / "test" / "dogs" / f"{i:03}.jpg").write_bytes(b"no image")
     code, text, _ = vitkit_evaluate(saved(tmp_path / "model.safetensors"), photos)
     assert code == 0
     assert "8 unreadable and not counted" in text
@@ -134,7 +149,7 @@ def test_unreadable_files_are_listed(vitkit_evaluate, photos: Path, tmp_path: Pa
         (COLOUR, ("cats", "cows"), [], ["only the model has cows", "only the data has dogs"]),
         (COLOUR.replace(classes=0), None, [], ["classes=0", "--probe knn"]),
         (COLOUR, None, ["--split", "holdout"], ["no split 'holdout'", "train, val, test"]),
-        (COLOUR, None, ["--probe", "knn", "--split", "train"], ["learns from the split train", "use test"]),
+        (COLOUR, None, ["--probe", "knn", "--split", "train"], ["learns from the split train", "on test"]),
         (COLOUR, None, ["--device", "nonsense"], ["--device nonsense", "leave it out for"]),
     ],
 )

@@ -9,12 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.evaluate import metrics
-from vitkit.evaluate.records import judge
+from vitkit.model.base import Outputs
+from vitkit.tasks import metrics
+from vitkit.tasks.classify import Classify, MultiLabel
+
+ONE, SEVERAL = Classify(Outputs(), 0), MultiLabel(Outputs(), 0)
 
 
 @st.composite
-def judged(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+def answered(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     """Logits (N, C), sometimes with equal values, and labels (N,)."""
     n, c = draw(st.integers(1, 60)), draw(st.integers(2, 12))
     random = np.random.default_rng(draw(st.integers(0, 10_000)))
@@ -24,13 +27,13 @@ def judged(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return logits, random.integers(0, c, n)
 
 
-@given(judged())
+@given(answered())
 def test_accuracy_confusion_and_rates_are_scikit_learns(case: tuple[np.ndarray, np.ndarray]) -> None:
     logits, labels = case
     classes = logits.shape[1]
     predicted = logits.argmax(axis=1)
     everything = np.arange(classes)
-    assert metrics.top_k(logits, labels, 1) == pytest.approx(sk.accuracy_score(labels, predicted))
+    assert metrics.top_k(*map(torch.from_numpy, case), 1) == pytest.approx(sk.accuracy_score(labels, predicted))
     matrix = metrics.confusion(labels, predicted, classes)
     assert (matrix == sk.confusion_matrix(labels, predicted, labels=everything)).all()
     theirs = sk.precision_recall_fscore_support(labels, predicted, labels=everything, zero_division=0)
@@ -39,59 +42,58 @@ def test_accuracy_confusion_and_rates_are_scikit_learns(case: tuple[np.ndarray, 
         np.testing.assert_allclose(mine, their)
 
 
-@given(judged())
+@given(answered())
 def test_loss_is_scikit_learns(case: tuple[np.ndarray, np.ndarray]) -> None:
     logits, labels = case
     p = np.exp(logits.astype(np.float64))
     p /= p.sum(axis=1, keepdims=True)
     theirs = sk.log_loss(labels, p, labels=np.arange(logits.shape[1]))
-    assert metrics.cross_entropy(logits, labels).mean() == pytest.approx(theirs, rel=1e-9)
+    loss = ONE.record(torch.from_numpy(logits), torch.from_numpy(labels))["loss"]
+    assert loss.double().mean() == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 
 
-@given(judged())
+@given(answered())
 def test_top_5_is_scikit_learns_where_no_scores_are_equal(case: tuple[np.ndarray, np.ndarray]) -> None:
     logits, labels = case
     if logits.shape[1] < 6 or (logits == logits.round()).all():
         return
     theirs = sk.top_k_accuracy_score(labels, logits, k=5, labels=np.arange(logits.shape[1]))
-    assert metrics.top_k(logits, labels, 5) == pytest.approx(theirs)
+    assert metrics.top_k(*map(torch.from_numpy, case), 5) == pytest.approx(theirs)
 
 
-@given(judged(), st.integers(1, 12))
+@given(answered(), st.integers(1, 12))
 def test_a_class_stands_where_a_stable_sort_puts_it(case: tuple[np.ndarray, np.ndarray], k: int) -> None:
     logits, labels = case
     order = np.argsort(-logits, axis=1, kind="stable")
     place = (order == labels[:, None]).argmax(axis=1)
-    assert (metrics.place_of_label(logits, labels) == place).all()
-    assert metrics.top_k(logits, labels, k) == (place < k).mean()
+    assert (metrics.place_of_label(*map(torch.from_numpy, case)).numpy() == place).all()
+    assert metrics.top_k(*map(torch.from_numpy, case), k) == (place < k).mean()
 
 
-@given(judged())
+@given(answered())
 def test_what_is_kept_of_a_batch_agrees_with_the_metrics(case: tuple[np.ndarray, np.ndarray]) -> None:
     logits, labels = case
-    kept = {k: v.numpy() for k, v in judge(torch.from_numpy(logits), torch.from_numpy(labels)).items()}
+    kept = {k: v.numpy() for k, v in ONE.record(torch.from_numpy(logits), torch.from_numpy(labels)).items()}
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
-    assert (kept["place"] == metrics.place_of_label(logits, labels)).all()
+    assert (kept["place"] == (np.argsort(-logits, axis=1, kind="stable") == labels[:, None]).argmax(axis=1)).all()
     assert (kept["predicted"] == logits.argmax(axis=1)).all()
     assert ((kept["place"] == 0) == (kept["predicted"] == labels)).all()
     np.testing.assert_allclose(kept["probability"], p.max(axis=1), rtol=1e-4)
-    np.testing.assert_allclose(kept["loss"], metrics.cross_entropy(logits, labels), rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_that_says_nothing_has_the_accuracy_of_chance() -> None:
     """A fresh head is all zeros: equal scores must not count as hits."""
-    labels = np.arange(100) % 10
-    assert metrics.top_k(np.zeros((100, 10)), labels, 1) == pytest.approx(0.1)
-    assert metrics.top_k(np.zeros((100, 10)), labels, 5) == pytest.approx(0.5)
+    labels = torch.arange(100) % 10
+    assert metrics.top_k(torch.zeros(100, 10), labels, 1) == pytest.approx(0.1)
+    assert metrics.top_k(torch.zeros(100, 10), labels, 5) == pytest.approx(0.5)
 
 
 def test_scores_that_are_no_numbers_are_never_hits() -> None:
-    labels = np.array([0, 1, 2])
-    for broken in (np.full((3, 3), np.nan), np.array([[0, np.nan, 0], [np.nan, 0, 0], [np.nan, np.nan, 9.0]])):
-        assert metrics.top_k(broken, labels, 1) == 0
-        kept = judge(torch.from_numpy(broken), torch.from_numpy(labels))
-        assert (kept["place"].numpy() == metrics.place_of_label(broken, labels)).all()
+    labels, nan = torch.arange(3), float("nan")
+    for broken, places in (([[nan] * 3] * 3, [3, 3, 3]), ([[0, nan, 0], [nan, 0, 0], [nan, nan, 9.0]], [1, 1, 2])):
+        assert metrics.top_k(torch.tensor(broken), labels, 1) == 0
+        assert ONE.record(torch.tensor(broken), labels)["place"].tolist() == places
 
 
 # --- calibration -------------------------------------------------------------------------------------
@@ -100,13 +102,13 @@ def test_scores_that_are_no_numbers_are_never_hits() -> None:
 def test_claims_that_come_true_have_no_calibration_error() -> None:
     confidence = np.repeat([0.25, 0.5, 0.75, 1.0], 100)
     correct = np.concatenate([np.arange(100) < 100 * c for c in (0.25, 0.5, 0.75, 1.0)])
-    assert metrics.ece(confidence, correct) == pytest.approx(0, abs=1e-12)
+    assert metrics.reliability(confidence, correct).ece == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize(("claimed", "true"), [(1.0, 0.0), (0.9, 0.5), (0.3, 0.8)])
 def test_the_error_of_one_constant_claim_is_its_gap(claimed: float, true: float) -> None:
     correct = np.arange(1000) < 1000 * true
-    assert metrics.ece(np.full(1000, claimed), correct) == pytest.approx(abs(claimed - true))
+    assert metrics.reliability(np.full(1000, claimed), correct).ece == pytest.approx(abs(claimed - true))
 
 
 def test_bins_hold_their_upper_edge_and_zero_falls_into_the_first() -> None:
@@ -159,5 +161,4 @@ def test_loss_of_several_labels_is_pytorchs(n: int, seed: int) -> None:
     labels, logits = random.integers(0, 2, (n, 3)), random.normal(0, 30, (n, 3))
     y, z = torch.from_numpy(labels).double(), torch.from_numpy(logits)
     theirs = torch.nn.functional.binary_cross_entropy_with_logits(z, y, reduction="none").numpy()
-    np.testing.assert_allclose(metrics.binary_cross_entropy(logits, labels), theirs, atol=1e-12)
-    np.testing.assert_allclose(judge(z, y)["loss"].numpy(), theirs.mean(axis=1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(SEVERAL.record(z, y)["loss"].numpy(), theirs.mean(axis=1), rtol=1e-5, atol=1e-6)

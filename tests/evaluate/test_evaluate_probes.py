@@ -15,8 +15,8 @@ from evaluate.subjects import CONFIG, in_memory
 from peers import randomize
 from vitkit.data import open_data
 from vitkit.errors import ConfigError
-from vitkit.evaluate import fewshot, knn
-from vitkit.evaluate.probes import BIAS, L2, Subset, draw_shots, features, knn_votes, least_squares
+from vitkit.evaluation import fewshot, knn
+from vitkit.evaluation.probes import BIAS, L2, draw_shots, features, knn_votes, least_squares
 
 
 def clouds(count: int, classes: int, seed: int, width: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -32,15 +32,15 @@ def test_votes_are_those_of_scikit_learn(seed: int, k: int, classes: int) -> Non
     y[:classes] = np.arange(classes)  # every class occurs
     theirs = KNeighborsClassifier(k, weights=lambda d: np.exp((1 - d) / 0.07), metric="cosine", algorithm="brute")
     expected = theirs.fit(x, y).predict_proba(z)
-    ours = knn_votes(torch.from_numpy(x), y, torch.from_numpy(z), classes, k)
+    ours = knn_votes(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(z), classes, k).numpy()
     np.testing.assert_allclose(ours / ours.sum(axis=1, keepdims=True), expected, atol=1e-4)
 
 
 def test_votes_do_not_depend_on_the_size_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    (x, y), (z, _) = clouds(40, 3, 0), clouds(25, 3, 1)
-    whole = knn_votes(torch.from_numpy(x), y, torch.from_numpy(z), 3)
-    monkeypatch.setattr("vitkit.evaluate.probes._SIMILARITIES_AT_ONCE", 120)
-    np.testing.assert_allclose(knn_votes(torch.from_numpy(x), y, torch.from_numpy(z), 3), whole, rtol=1e-4)
+    x, y, z = (torch.from_numpy(v) for v in (*clouds(40, 3, 0), clouds(25, 3, 1)[0]))
+    whole = knn_votes(x, y, z, 3, 20)
+    monkeypatch.setattr("vitkit.evaluation.probes._SIMILARITIES_AT_ONCE", 120)
+    np.testing.assert_allclose(knn_votes(x, y, z, 3, 20), whole, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("count", "width"), [(40, 6), (8, 30)])
@@ -50,7 +50,8 @@ def test_least_squares_is_ridge_regression(count: int, width: int) -> None:
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-5
     x_, z_ = (np.pad((v - mean) / std, ((0, 0), (0, 1)), constant_values=BIAS) for v in (x, z))
     expected = Ridge(L2, fit_intercept=False).fit(x_, 2 * np.eye(3)[y] - 1).predict(z_)
-    np.testing.assert_allclose(least_squares(torch.from_numpy(x), y, torch.from_numpy(z), 3), expected, atol=1e-4)
+    x, y, z = (torch.from_numpy(v) for v in (x, y, z))
+    np.testing.assert_allclose(least_squares(x, y, z, 3), expected, atol=1e-4)
 
 
 def test_shots_are_drawn_evenly_and_a_small_class_gives_all_it_has() -> None:
@@ -87,9 +88,9 @@ def test_of_a_cnn_too() -> None:
 
 
 def test_digits_are_recognised_by_an_untrained_model_far_above_chance() -> None:
-    """Random features of tiny pictures still tell digits apart, if nothing is mixed up on the way."""
+    """Random features of tiny images still tell digits apart, if nothing is mixed up on the way."""
     model = vitkit.create(CONFIG.replace(classes=0, pooling="mean", patch_size=8, width=64))
-    train, test = open_data("digits", "train"), open_data("digits", "test")
+    train, test = open_data("digits").split("train"), open_data("digits").split("test")
     near = knn(model, train, test)
     assert near.accuracy["top1"] > 0.9
     assert near.accuracy["top1"] <= near.accuracy["top5"] <= 1
@@ -100,14 +101,14 @@ def test_digits_are_recognised_by_an_untrained_model_far_above_chance() -> None:
     assert few.to_dict()["settings"] == {"shots": [5, 10], "seeds": 3, "l2": 1024.0}
 
 
-def test_unreadable_pictures_are_left_out(tmp_path: Path) -> None:
+def test_unreadable_images_are_left_out(tmp_path: Path) -> None:
     from data.making import write_folder
 
     root = write_folder(tmp_path / "photos", {"train/cats": 12, "train/dogs": 12, "test/cats": 4, "test/dogs": 4})
     for name in ("train/cats/001.jpg", "train/dogs/011.jpg", "test/dogs/002.jpg"):
         (root / name).write_bytes(b"")
     model = randomize(vitkit.create(CONFIG.replace(classes=0, channels=3)))
-    train, test = open_data(root, "train+val"), open_data(root, "test")
+    train, test = open_data(root).split("train+val"), open_data(root).split("test")
     for probe in (knn(model, train, test), fewshot(model, train, test, shots=(2, 12))):
         assert {Path(b.path).name for b in probe.bad_files} == {"001.jpg", "011.jpg", "002.jpg"}
         assert (probe.samples, probe.learned_from) == (7, 22)
@@ -115,7 +116,7 @@ def test_unreadable_pictures_are_left_out(tmp_path: Path) -> None:
 
 def test_a_subset_gives_the_chosen_samples() -> None:
     whole = in_memory(20)
-    some = Subset(whole, np.array([3, 11, 17]))
+    some = whole.take(np.array([3, 11, 17]))
     assert [some.where(i) for i in range(3)] == ["made up[3]", "made up[11]", "made up[17]"]
     assert torch.equal(some.pixels, whole.pixels[[3, 11, 17]])
     assert some.labels.tolist() == whole.labels[[3, 11, 17]].tolist()
@@ -124,5 +125,5 @@ def test_a_subset_gives_the_chosen_samples() -> None:
 def test_several_labels_cannot_be_probed() -> None:
     source = in_memory(several=True)
     for probe in (knn, fewshot):
-        with pytest.raises(ConfigError, match="one class per picture"):
+        with pytest.raises(ConfigError, match="one class per image"):
             probe(vitkit.create(CONFIG), source, source)

@@ -14,10 +14,17 @@ import vitkit
 from evaluate.subjects import CONFIG, Oracle, in_memory
 from peers import randomize
 from strategies import configs
-from vitkit.data import open_data
-from vitkit.errors import ConfigError, DataError
-from vitkit.evaluate import Evaluation, Records, columns_of, evaluate, evaluation_loader, merge, quick, run_part
+from vitkit.data import Loader, open_data
+from vitkit.data.source import Source
+from vitkit.errors import ConfigError, DataError, VitkitError
+from vitkit.evaluation import Evaluation, evaluate, evaluation_loader, quick
+from vitkit.evaluation.run import run_part
 from vitkit.model.config import Preprocessing, ViTConfig
+from vitkit.progress import Progress
+from vitkit.tasks import columns_of
+from vitkit.tasks.match import map_classes, matched, parse_map
+from vitkit.tasks.result import Records, merge
+from vitkit.tasks.table import task_of
 
 
 def answers(count: int, classes: int = 4, seed: int = 1) -> torch.Tensor:
@@ -80,9 +87,16 @@ def test_json_has_the_promised_keys_and_no_infinities() -> None:
 
 
 def same(a: Records, b: Records) -> bool:
-    names = ("indices", "labels", "loss", "predicted", "probability", "place", "scores")
-    pairs = [(getattr(a, n), getattr(b, n)) for n in names]
-    return all((x is None and y is None) or np.array_equal(x, y) for x, y in pairs)
+    alike = a.columns.keys() == b.columns.keys() and np.array_equal(a.indices, b.indices)
+    return alike and all(np.array_equal(a[name], b[name]) for name in a.columns)
+
+
+def part_of(model: torch.nn.Module, loader: Loader) -> Records:
+    return run_part(model, model, task_of(model, loader.source.label_kind).record, loader)
+
+
+def found_in(records: Records, source: Source, model: torch.nn.Module) -> Evaluation:
+    return task_of(model, source.label_kind).evaluation(records, source)
 
 
 @given(
@@ -97,17 +111,17 @@ def test_any_number_of_ranks_gives_the_same_records(
 ) -> None:
     source = in_memory(count, several=several, seed=seed)
     logits = answers(count, seed=seed)
-    whole = run_part(Oracle(source, logits), evaluation_loader(source, CONFIG, count))
+    whole = part_of(Oracle(source, logits), evaluation_loader(source, CONFIG, count))
     parts = []
     for rank in range(world):
         model = Oracle(source, logits)
         loader = evaluation_loader(source, CONFIG, batch, rank=rank, world_size=world)
-        parts.append(run_part(model, loader))
+        parts.append(part_of(model, loader))
         assert len(model.calls) == len(loader)  # every rank takes every step, as a sharded model needs
     merged = merge(parts[::-1])
     assert same(merged, whole)
     assert sum(map(len, parts)) == count == len(set(merged.indices.tolist()))
-    ours, theirs = (Evaluation.of(r, source).to_dict() for r in (merged, whole))
+    ours, theirs = (found_in(r, source, model).to_dict() for r in (merged, whole))
     assert ours == theirs
 
 
@@ -116,8 +130,8 @@ def test_a_real_model_on_several_ranks(world: int) -> None:
     source = in_memory(50)
     model = randomize(vitkit.create(CONFIG), scale=0.5)
     whole = evaluate(model, source)
-    parts = [run_part(model, evaluation_loader(source, CONFIG, 16, rank=r, world_size=world)) for r in range(world)]
-    merged = Evaluation.of(merge(parts), source)
+    parts = [part_of(model, evaluation_loader(source, CONFIG, 16, rank=r, world_size=world)) for r in range(world)]
+    merged = found_in(merge(parts), source, model)
     assert merged.loss == pytest.approx(whole.loss, rel=1e-5)
     assert (merged.top1, merged.top5) == (whole.top1, whole.top5)
     assert (merged.confusion == whole.confusion).all()
@@ -140,11 +154,12 @@ sys.path[:0] = sys.argv[1:]
 import vitkit
 from evaluate.subjects import CONFIG, in_memory
 from peers import randomize
-from vitkit.evaluate import evaluate
-from vitkit.ranks import joined
+from vitkit.evaluation import evaluate
+from vitkit.world import joined
 torch.set_num_threads(1)
 source, model, parts = in_memory(37), randomize(vitkit.create(CONFIG), scale=0.5), []
-with joined() as (rank, world_size):
+with joined() as world:
+    rank, world_size = world.rank, world.size
     sharded = copy.deepcopy(model).train()
     fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
     for kind in (model, DistributedDataParallel(copy.deepcopy(model)), sharded):  # one rank gets none of the last batch
@@ -197,19 +212,26 @@ def test_a_model_can_be_trained_after_it_was_evaluated(config: ViTConfig) -> Non
     model(torch.randn(2, 1, 12, 12)).sum().backward()
 
 
-def test_half_precision_models_get_half_precision_pictures() -> None:
+def test_half_precision_models_get_half_precision_images() -> None:
     found = evaluate(randomize(vitkit.create(CONFIG)).bfloat16(), in_memory(8))
     assert np.isfinite(found.loss)
 
 
 def test_progress_is_told() -> None:
     source = in_memory(20)
-    seen: list[tuple[int, int]] = []
-    evaluate(Oracle(source, answers(20)), source, batch_size=8, on_batch=lambda done, total: seen.append((done, total)))
+    seen: list[tuple[float, float | None]] = []
+
+    class Told(Progress):
+        def update(self, what: str, done: float, total: float | None = None) -> None:
+            assert what == "evaluating made up"
+            seen.append((done, total))
+
+    model = Oracle(source, answers(20))
+    evaluate(model, source, batch_size=8, progress=Told())
     assert seen == [(8, 20), (16, 20), (20, 20)]
     seen.clear()
     loader = evaluation_loader(source, CONFIG, 8, rank=1, world_size=3)
-    run_part(Oracle(source, answers(20)), loader, on_batch=lambda done, total: seen.append((done, total)))
+    run_part(model, model, task_of(model).record, loader, progress=Told())
     assert [done for done, _ in seen][-1] == seen[0][1]
 
 
@@ -236,9 +258,9 @@ def photos(tmp_path: Path) -> Path:
 def test_unreadable_files_are_listed_and_not_counted(photos: Path, workers: int) -> None:
     bad = {str(photos / "cats" / "003.jpg"), str(photos / "dogs" / "007.jpg"), str(photos / "dogs" / "008.jpg")}
     for path in bad:
-        Path(path).write_bytes(b"no picture")
+        Path(path).write_bytes(b"no image")
     config = CONFIG.replace(classes=2, channels=3)
-    source = open_data(photos, "all")
+    source = open_data(photos).split("all")
     found = evaluate(randomize(vitkit.create(config)), source, batch_size=5, workers=workers)
     assert {b.path for b in found.bad_files} == bad
     assert found.samples == 21
@@ -249,7 +271,7 @@ def test_unreadable_files_are_listed_and_not_counted(photos: Path, workers: int)
 def test_a_class_of_which_nothing_can_be_read_does_not_end_the_evaluation(photos: Path) -> None:
     for path in (photos / "cats").iterdir():
         path.write_bytes(b"")
-    found = evaluate(vitkit.create(CONFIG.replace(classes=2, channels=3)), open_data(photos, "all"))
+    found = evaluate(vitkit.create(CONFIG.replace(classes=2, channels=3)), open_data(photos).split("all"))
     assert found.per_class.support.tolist() == [0, 12]
     assert len(found.bad_files) == 12
 
@@ -257,8 +279,8 @@ def test_a_class_of_which_nothing_can_be_read_does_not_end_the_evaluation(photos
 def test_nothing_readable_at_all_is_an_error(photos: Path) -> None:
     for path in photos.rglob("*.jpg"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"no picture of .* can be read.*vitkit data check"):
-        evaluate(vitkit.create(CONFIG.replace(classes=2, channels=3)), open_data(photos, "all"))
+    with pytest.raises(DataError, match=r"no image of .* can be read.*vitkit data check"):
+        evaluate(vitkit.create(CONFIG.replace(classes=2, channels=3)), open_data(photos).split("all"))
 
 
 # --- classes -----------------------------------------------------------------------------------------
@@ -279,12 +301,59 @@ def test_classes_in_another_order_are_mapped_by_name() -> None:
     assert evaluate(shuffled, source).to_dict() == plain.to_dict()
 
 
-@pytest.mark.parametrize("names", [None, ("0", "1", "2", "3"), ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")])
-def test_names_that_only_count_are_no_names(names: tuple[str, ...] | None) -> None:
+@pytest.mark.parametrize("names", [None, ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")])
+def test_without_names_the_order_counts_and_is_told(names: tuple[str, ...] | None) -> None:
     source = in_memory()
     model = Oracle(source, answers(len(source)))
     model.class_names = names
-    assert columns_of(model, source) is None
+    columns, note = matched(model, source)
+    assert columns is None
+    assert "no class names: those of made up are taken in order" in note
+
+
+def test_numbers_are_names_where_the_model_has_them_else_indices() -> None:
+    source = in_memory()
+    model = named(Oracle(source, answers(len(source))), "3", "2", "1", "0")
+    assert matched(model, source.renamed(dict(zip(source.classes, "0123", strict=True))))[0].tolist() == [3, 2, 1, 0]
+    named(model, "ant", "bee", "cow", "dog")
+    columns, note = matched(model, source.renamed(dict(zip(source.classes, "0132", strict=True))))
+    assert columns.tolist() == [0, 1, 3, 2]
+    assert "indices" in note
+
+
+def test_other_names_are_an_error_until_they_are_mapped(tmp_path: Path) -> None:
+    """A model of 0..3 and data of ant, bee ...: as many classes, and not the same."""
+    source = in_memory()
+    logits = answers(len(source))
+    expected = evaluate(named(Oracle(source, logits), *source.classes), source)
+    model = named(Oracle(source, logits[:, [1, 0, 2, 3]]), "0", "1", "2", "3")
+    with pytest.raises(ConfigError, match=r"only the model has 0, 1, 2, 3; only the data has ant.*--map DATA=MODEL"):
+        evaluate(model, source)
+    (tmp_path / "names.json").write_text('{"ant": "1", "bee": 0}')
+    names = parse_map([str(tmp_path / "names.json"), "cow=2", "dog=3"])
+    assert names == {"ant": "1", "bee": "0", "cow": "2", "dog": "3"}
+    assert evaluate(model, map_classes(model, source, names)).metrics == expected.metrics
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"ent": "0"}, "no class 'ent'.*Did you mean ant"),
+        ({"ant": "7"}, "class 7 does not exist"),
+        ({"ant": "cow"}, "ant, cow of made up would all be called 'cow'"),
+    ],
+)
+def test_maps_that_do_not_fit(names: dict[str, str], words: str) -> None:
+    source = in_memory()
+    model = named(Oracle(source, answers(len(source))), "ant", "bee", "cow", "dog")
+    with pytest.raises(VitkitError, match=words):
+        map_classes(model, source, names)
+
+
+@pytest.mark.parametrize("text", ["ant", "=0", "ant=", "missing.json"])
+def test_a_map_is_pairs(text: str) -> None:
+    with pytest.raises(ConfigError, match="write DATA=MODEL"):
+        parse_map([text])
 
 
 @pytest.mark.parametrize(
@@ -292,7 +361,7 @@ def test_names_that_only_count_are_no_names(names: tuple[str, ...] | None) -> No
     [
         (0, None, ["classes=0", "--probe knn"]),
         (7, None, ["model has 7 classes", "made up has 4", "ant, bee, cow, dog"]),
-        (4, ("ant", "bee", "cow", "elk"), ["only the model has elk", "only the data has dog", "--probe"]),
+        (4, ("ant", "bee", "cow", "elk"), ["only the model has elk", "only the data has dog", "--map", "--probe"]),
         (3, ("ant", "bee", "cow"), ["model's 3 classes", "4 of made up", "only the data has dog"]),
     ],
 )

@@ -7,15 +7,12 @@ from hypothesis import strategies as st
 
 from peers import randomize
 from vitkit.errors import ConfigError
-from vitkit.model import attention
-from vitkit.model.attention import Attention, attend, attention_weights, prefer_fused
+from vitkit.model.attention import Attention, attend, attention_weights
+from vitkit.model.torch_attention import from_torch
 
 
-def both_paths(monkeypatch: pytest.MonkeyPatch, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-    monkeypatch.setattr(attention, "prefer_fused", lambda *_: True)
-    fused = attend(*args, **kwargs)
-    monkeypatch.setattr(attention, "prefer_fused", lambda *_: False)
-    return fused, attend(*args, **kwargs)
+def both_paths(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
+    return [attend(q, k, v, mask, on_weights=look) for look in (None, lambda weights: None)]
 
 
 MASKS = {
@@ -31,9 +28,9 @@ MASKS = {
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_paths_agree(mask: torch.Tensor | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_agree(mask: torch.Tensor | None, dtype: torch.dtype) -> None:
     q, k, v = torch.randn(3, 2, 3, 7, 8, dtype=dtype)
-    fused, plain = both_paths(monkeypatch, q, k, v, mask)
+    fused, plain = both_paths(q, k, v, mask)
     # both are sums of a few products of order 1: a few units in the last place
     torch.testing.assert_close(fused, plain, atol=1e-6 if dtype == torch.float32 else 1e-14, rtol=0)
     assert plain.isfinite().all()
@@ -89,16 +86,8 @@ def test_dropout_only_while_training() -> None:
     assert torch.equal(layer(x), layer(x))
 
 
-def test_choice_is_by_device_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "PLAIN_UP_TO", {"cpu": {True: 64, False: 0}})
-    assert prefer_fused("cuda", 1, gradients=True)
-    assert prefer_fused("cpu", 4097, gradients=True)
-    assert not prefer_fused("cpu", 16, gradients=True)
-    assert prefer_fused("cpu", 16, gradients=False)
-
-
 def test_bad_heads() -> None:
     with pytest.raises(ConfigError, match="heads=5 must divide width=16"):
         Attention(16, 5)
     with pytest.raises(ConfigError, match="only self-attention converts"):
-        Attention.from_torch(torch.nn.MultiheadAttention(16, 2, kdim=8, vdim=8))
+        from_torch(torch.nn.MultiheadAttention(16, 2, kdim=8, vdim=8))

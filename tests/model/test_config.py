@@ -8,7 +8,7 @@ from hypothesis import given
 
 from strategies import configs
 from vitkit.errors import ConfigError
-from vitkit.model.config import Preprocessing, ResNetConfig, StemConfig, ViTConfig, as_size
+from vitkit.model.config import Preprocessing, ResNetConfig, RotaryConfig, StemConfig, ViTConfig, as_size
 from vitkit.model.zoo import ZOO
 
 
@@ -116,3 +116,40 @@ def test_resnet_config_is_checked_too() -> None:
         ResNetConfig(stem=StemConfig(()))
     with pytest.raises(ConfigError, match="nearest sizes are 224x224"):
         ResNetConfig(image_size=230, stem=StemConfig((3, 4, 6, 3)))  # type: ignore[arg-type]
+
+
+def test_fields_of_published_variants_go_to_json_and_back() -> None:
+    for rotary in (RotaryConfig(kind="box", base=100.0, half=True, jitter=1.1), RotaryConfig(reference=(14, 16))):
+        assert RotaryConfig.from_json(rotary.to_json()) == rotary
+        config = ViTConfig(rotary=rotary)
+        assert ViTConfig.from_json(config.to_json()) == config
+    for wrong, message in [({"jitter": 1.1}, "jitter goes with kind=box, not with grid"), ({"base": 0}, "above 0")]:
+        with pytest.raises(ConfigError, match=message):
+            RotaryConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"jitter and rescale are 0 \(off\) or factors from 1 up"):
+        RotaryConfig(kind="box", jitter=0.5)
+    with pytest.raises(ConfigError, match="rotary goes with positions none, learned"):
+        ViTConfig(rotary=RotaryConfig(), positions="relative")
+    with pytest.raises(ConfigError, match="rotary needs width / heads = 6 to be a multiple of 4"):
+        ViTConfig(rotary=RotaryConfig(), width=48, heads=8)
+    for name, (wrong, message) in {
+        "branches": (0, "branches=0 must be at least 1"),
+        "embedding_dropout": (1, "must be at least 0 and below 1"),
+        "head_width": (-1, "head_width=-1 must not be negative"),
+        "patch_norms": (["inside"], "must hold 'before'"),
+        "norm": ("batchnorm", "norm='batchnorm' is not known"),
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            ViTConfig(**{name: wrong})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="mlp_dropout='much' must be a finite number"):
+        ViTConfig(mlp_dropout="much")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="final_norm"):
+        ViTConfig(final_norm=False, norm_after_pooling=True)
+
+
+def test_fields_that_came_later_change_no_file_of_a_plain_model() -> None:
+    """Version 0.1 refuses names that it does not know, and what it kept about a model is found by this text."""
+    plain = ViTConfig(stem=StemConfig()).to_dict()
+    assert not {"block", "norm", "rotary", "mlp_dropout", "unit_length"} & plain.keys()
+    assert list(plain["stem"]) == ["layers", "width", "root", "numerics"]
+    assert ViTConfig(norm="rmsnorm").to_dict()["norm"] == "rmsnorm"

@@ -16,7 +16,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "vit": ("vit-ti/16", {**SMALL, "image_size": 64}),
     "hybrid": ("r26+s/32", {**SMALL, "image_size": 64}),
     "hybrid stem": ("r+ti/16", {**SMALL, "image_size": 64}),
-    "small pictures": ("vit-8px/2", {}),
+    "small images": ("vit-8px/2", {}),
     "convolutions": ("conv+8px/2", {}),
     "vit-lite": ("vit-lite-7/4", {"depth": 2}),
     "resnet": ("resnet-28px", {}),

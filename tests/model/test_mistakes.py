@@ -19,6 +19,8 @@ from vitkit.errors import VitkitError
 from vitkit.model import zoo
 from vitkit.model.attention import Attention, attend
 from vitkit.model.config import ViTConfig
+from vitkit.model.positions import Place
+from vitkit.model.torch_attention import to_torch
 
 WIDTH, HEADS, TOKENS = 24, 3, 7
 
@@ -126,7 +128,7 @@ def test_attention_stays_inside_an_image_and_learns() -> None:
 
     check_images_do_not_mix(ours)
     caught(lambda: check_images_do_not_mix(lambda x: theirs(x, x, x)[0]))
-    batch_first = ours.to_torch()
+    batch_first = to_torch(ours)
     check_images_do_not_mix(lambda x: batch_first(x, x, x)[0])
     check_queries_learn(ours, ours.qkv.weight)
     caught(lambda: check_queries_learn(detached, theirs.in_proj_weight))
@@ -157,7 +159,7 @@ def test_residuals_are_not_added_in_place() -> None:
     block = model.get_submodule("encoder.blocks.0")
     x = torch.randn(1, 17, 32)
     before = x.clone()
-    block(x, (4, 4))
+    block(x, Place((4, 4)))
     assert torch.equal(x, before)
     caught(lambda: check_differentiable(InPlaceBlock(), torch.randn(1, TOKENS, WIDTH, requires_grad=True)))
 

@@ -7,11 +7,10 @@ import torch
 
 import vitkit
 from peers import randomize
-from vitkit.model.config import ViTConfig
-from vitkit.model.positions import AddedPositions, RelativeBias, Rotary, resize_grid, sincos_2d
-
-WAYS = ["official", "timm", "timm-npz", "huggingface", "torchvision", "dinov2"]
-KINDS = ["none", "learned", "learned-2d", "relative", "sincos-2d", "rope-2d"]
+from vitkit.model.config import POSITIONS, RESIZES, ViTConfig
+from vitkit.model.positions import Learned2D, Place, SinCos2D, resize_grid
+from vitkit.model.relative import RelativeBias
+from vitkit.model.rotary import Rotary
 
 
 def small(**changes: object) -> ViTConfig:
@@ -20,7 +19,7 @@ def small(**changes: object) -> ViTConfig:
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", RESIZES)
 @pytest.mark.parametrize("grid", [(3, 4), (6, 8), (2, 6), (1, 12), (5, 1)])
 def test_resize_keeps_a_constant_and_the_shape(way: str, grid: tuple[int, int]) -> None:
     table = torch.full((3, 4, 5), 0.7)
@@ -54,7 +53,7 @@ def test_resize_works_in_other_precisions(dtype: torch.dtype) -> None:
 
 
 def test_sincos_closed_form() -> None:
-    table = sincos_2d((3, 4), 16)
+    table = SinCos2D(small(positions="sincos-2d")).vectors((3, 4)).unflatten(0, (3, 4))
     for row, column, i in [(0, 0, 0), (2, 3, 1), (1, 2, 3)]:
         omega = 10_000 ** (-i / 3)
         expected = [math.sin(column * omega), math.cos(column * omega), math.sin(row * omega), math.cos(row * omega)]
@@ -62,8 +61,8 @@ def test_sincos_closed_form() -> None:
 
 
 def test_learned_2d_is_column_then_row() -> None:
-    positions = randomize(AddedPositions(small(positions="learned-2d")))
-    table = positions.patch_table((3, 4)).unflatten(0, (3, 4))
+    positions = randomize(Learned2D(small(positions="learned-2d")))
+    table = positions.vectors((3, 4)).unflatten(0, (3, 4))
     assert torch.equal(table[2, 1], torch.cat([positions.columns[1], positions.rows[2]]))
 
 
@@ -80,9 +79,11 @@ def test_relative_bias_depends_on_the_offset_alone() -> None:
 
 
 def test_rotary_scores_depend_on_the_offset_alone() -> None:
-    rotary = Rotary(small(positions="rope-2d"))
+    rotary = Rotary.of(small(positions="rope-2d"))
+    assert rotary is not None
     q, k = torch.randn(2, 8, dtype=torch.float64)
-    rotate = rotary((3, 4), q)
+    rotate = rotary.turn(Place((3, 4)), q).rotate
+    assert rotate is not None
     scores = (rotate(q.expand(13, 8)) @ rotate(k.expand(13, 8)).mT)[1:, 1:].unflatten(0, (3, 4)).unflatten(2, (3, 4))
     torch.testing.assert_close(scores[0, 0, 1, 2], scores[1, 1, 2, 3])
     assert not torch.isclose(scores[0, 0, 1, 2], scores[0, 0, 2, 1])
@@ -90,7 +91,7 @@ def test_rotary_scores_depend_on_the_offset_alone() -> None:
     torch.testing.assert_close(rotate(q.expand(13, 8)).norm(dim=-1), q.norm().expand(13))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", POSITIONS)
 @pytest.mark.parametrize("prefix", ["all", "class", "none"])
 def test_any_grid_runs(kind: str, prefix: str) -> None:
     model = randomize(vitkit.ViT(small(positions=kind, positioned_prefix=prefix, registers=2))).eval()
@@ -99,7 +100,7 @@ def test_any_grid_runs(kind: str, prefix: str) -> None:
             assert model.tokens(torch.randn(1, 3, *size)).shape == (1, 3 + size[0] * size[1] // 64, 16)
 
 
-@pytest.mark.parametrize("kind", ["learned", "learned-2d", "relative", "sincos-2d"])
+@pytest.mark.parametrize("kind", sorted(POSITIONS.keys() - {"none", "rope-2d"}))
 def test_remembered_table_is_never_stale(kind: str) -> None:
     model = randomize(vitkit.ViT(small(positions=kind)).eval())
     images = torch.randn(1, 3, 48, 64)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 import peers
 from vitkit import create, save
-from vitkit.checkpoints.convert import write
 from vitkit.checkpoints.load import open_checkpoint
+from vitkit.checkpoints.writing import write
 from vitkit.errors import CheckpointError
 from vitkit.model.config import ConvStemConfig, StemConfig
 from vitkit.model.stem import Bottleneck, ConvStem, ResNetStem, StdConv, group_norm, same_padding

@@ -27,7 +27,7 @@ PUBLISHED = [
     ("r26+s/32", 224, 50, 36_431_912, 36_046_912, "3.56"),
     ("r+ti/16", 224, 50, 6_337_704, 6_144_704, "0.44"),
 ]
-# our own rows for small pictures, the baselines and the test model: name, parameters
+# our own rows for small images, the baselines and the test model: name, parameters
 OWN = {
     "vit-8px/2": 302_154,
     "vit-28px/7": 455_050,

@@ -12,9 +12,11 @@ from scipy.ndimage import zoom
 
 import peers
 import vitkit
-from vitkit.checkpoints import big_vision, convert, google
-from vitkit.checkpoints.layout import Checkpoint
-from vitkit.checkpoints.load import load, open_checkpoint
+from vitkit.checkpoints import big_vision, google, writing
+from vitkit.checkpoints.family import Checkpoint, Written
+from vitkit.checkpoints.load import load as load_any
+from vitkit.checkpoints.load import open_checkpoint
+from vitkit.checkpoints.writing import write_file
 from vitkit.model.positions import resize_grid
 
 timm = peers.import_timm()
@@ -22,6 +24,7 @@ from timm.layers import HybridEmbed  # noqa: E402
 from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 from timm.models.vision_transformer_hybrid import _resnetv2  # noqa: E402
 
+load = partial(load_any, activation="gelu")  # timm runs Google's weights with the exact GELU
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
 
 
@@ -33,6 +36,11 @@ def checkpoint_of(model: torch.nn.Module) -> Checkpoint:
     return Checkpoint(model.config, dict(model.state_dict()))
 
 
+def as_google(config: vitkit.ViTConfig) -> vitkit.ViTConfig:
+    pre = dataclasses.replace(config.preprocessing, interpolation="bilinear-plain")
+    return config.replace(activation="gelu-tanh", preprocessing=pre)
+
+
 def ours_random(**changes) -> torch.nn.Module:
     return peers.randomize(vitkit.create("mu", **changes), scale=0.1)
 
@@ -40,7 +48,7 @@ def ours_random(**changes) -> torch.nn.Module:
 @torch.no_grad()
 def test_timm_reads_what_vitkit_writes_for_google(tmp_path) -> None:
     ours = ours_random()
-    convert.write(checkpoint_of(ours), tmp_path / "w.npz", "google")
+    writing.write(checkpoint_of(ours), tmp_path / "w.npz", "google")
     theirs = VisionTransformer(**SMALL).eval()
     theirs.load_pretrained(str(tmp_path / "w.npz"))
     images = torch.randn(2, 3, 32, 32)
@@ -61,7 +69,8 @@ def test_vitkit_reads_what_timm_reads(tmp_path) -> None:
     again = VisionTransformer(**SMALL).eval()
     again.load_pretrained(str(tmp_path / "w.npz"))
     ours = load(tmp_path / "w.npz")
-    assert (ours.config.heads, ours.config.position_resize, ours.config.activation) == (2, "official", "gelu")
+    assert (ours.config.heads, ours.config.position_resize) == (2, "official")
+    assert load_any(tmp_path / "w.npz").config.activation == "gelu-tanh"  # Google's own: test_flax.py
     images = torch.randn(2, 3, 32, 32)
     close(again(images), theirs(images))
     close(ours(images), theirs(images))
@@ -114,7 +123,7 @@ def test_hybrids(layers: tuple[int, ...], tmp_path) -> None:
     stem = vitkit.StemConfig(layers)
     patch = 32 if layers == () else stem.stride
     ours = ours_random(stem=stem, patch_size=patch, image_size=64)
-    convert.write(checkpoint_of(ours), tmp_path / "w.npz", "google")
+    writing.write(checkpoint_of(ours), tmp_path / "w.npz", "google")
     args = {**SMALL, "img_size": 64, "patch_size": patch // stem.stride}
     theirs = VisionTransformer(**args, embed_layer=partial(HybridEmbed, backbone=_resnetv2(layers))).eval()
     theirs.load_pretrained(str(tmp_path / "w.npz"))
@@ -130,7 +139,7 @@ def test_hybrids(layers: tuple[int, ...], tmp_path) -> None:
 @torch.no_grad()
 def test_old_hybrids_keep_group_norms_with_four_axes(tmp_path) -> None:
     ours = ours_random(stem=vitkit.StemConfig((1,)), patch_size=8)
-    arrays = {k: v.numpy() for k, v in google.write(checkpoint_of(ours))[0].items()}
+    arrays = {k: v.numpy() for k, v in google.write(checkpoint_of(ours)).tensors.items()}
     for name in arrays:
         if "gn" in name:
             arrays[name] = arrays[name].reshape(1, 1, 1, -1)
@@ -151,20 +160,33 @@ TIMM_ARGS = {
 }
 
 
+def as_by_scan(tensors: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor]:
+    """All layers in one array, as flax's scan keeps them."""
+    first = "params/Transformer/encoderblock_0/"
+    parts = [name.removeprefix(first) for name in tensors if name.startswith(first)]
+    rest = {name: t for name, t in tensors.items() if "/encoderblock_" not in name}
+    layers = range(depth)
+    return rest | {
+        f"params/Transformer/encoderblock/{part}": torch.stack(
+            [tensors[f"params/Transformer/encoderblock_{i}/{part}"] for i in layers]
+        )
+        for part in parts
+    }
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("name", BIG_VISION)
 @torch.no_grad()
 def test_big_vision(name: str, stacked: bool, tmp_path) -> None:
     ours = ours_random(**BIG_VISION[name])
-    tensors, _ = big_vision.write(checkpoint_of(ours), stacked=stacked)
-    assert stacked == ("params/Transformer/encoderblock/LayerNorm_0/scale" in tensors)
-    convert.write_npz(tmp_path / "w.npz", tensors)
+    tensors = dict(big_vision.write(checkpoint_of(ours)).tensors)
+    write_file(tmp_path / "w.npz", Written(as_by_scan(tensors, ours.config.depth) if stacked else tensors))
     theirs = VisionTransformer(**SMALL, **TIMM_ARGS[name]).eval()
     theirs.load_pretrained(str(tmp_path / "w.npz"))
     images = torch.randn(2, 3, 32, 32)
     close(ours(images), theirs(images))
     back = open_checkpoint(tmp_path / "w.npz")
-    assert back.config == ours.config
+    assert back.config == as_google(ours.config)
     assert all(torch.equal(back.tensors[k], t) for k, t in ours.state_dict().items())
     larger = VisionTransformer(**{**SMALL, "img_size": (64, 48)}, **TIMM_ARGS[name]).eval()
     larger.load_pretrained(str(tmp_path / "w.npz"))
@@ -175,10 +197,10 @@ def test_big_vision(name: str, stacked: bool, tmp_path) -> None:
 @torch.no_grad()
 def test_big_vision_sincos_has_no_table(tmp_path) -> None:
     ours = ours_random(positions="sincos-2d", pooling="map", class_token=False, positioned_prefix="none")
-    convert.write(checkpoint_of(ours), tmp_path / "w.npz", "big_vision")
+    writing.write(checkpoint_of(ours), tmp_path / "w.npz", "big_vision")
     images = torch.randn(2, 3, 32, 32)
     read = load(tmp_path / "w.npz", image_size=32)
-    assert read.config == ours.config
+    assert read.config == as_google(ours.config).replace(activation="gelu")
     assert torch.equal(read(images), ours(images))
     assert any("sin-cos" in line for line in load(tmp_path / "w.npz").load_report)
 
@@ -186,7 +208,7 @@ def test_big_vision_sincos_has_no_table(tmp_path) -> None:
 @torch.no_grad()
 def test_old_positions_become_new_by_moving_the_first_row_into_the_class_token(tmp_path) -> None:
     ours = ours_random()
-    notes = convert.write(checkpoint_of(ours), tmp_path / "w.npz", "big_vision")
+    notes = writing.write(checkpoint_of(ours), tmp_path / "w.npz", "big_vision")
     assert any("class token" in line for line in notes)
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(load(tmp_path / "w.npz")(images), ours(images))
@@ -200,3 +222,11 @@ def test_official_resize_is_scipys_zoom(grid: tuple[int, int]) -> None:
     rectangle = torch.randn(4, 10, 6, dtype=torch.float64)
     theirs = zoom(rectangle.numpy(), (grid[0] / 4, grid[1] / 10, 1), order=1)
     np.testing.assert_allclose(resize_grid(rectangle, grid, "official").numpy(), theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("to", ["timm", "huggingface"])
+def test_libraries_that_resize_with_pillow_are_told_of_antialiasing(to: str, tmp_path) -> None:
+    writing.write(checkpoint_of(ours_random()), tmp_path / "w.npz", "google")
+    notes = writing.write(open_checkpoint(tmp_path / "w.npz"), tmp_path / to, to)
+    assert any("antialiasing" in line for line in notes)
+    assert load_any(tmp_path / to).config.preprocessing.interpolation == "bilinear"

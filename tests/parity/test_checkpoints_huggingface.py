@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import peers
-from vitkit.checkpoints import convert
+from vitkit.checkpoints import writing
 from vitkit.checkpoints.load import load, open_checkpoint
 
 transformers = peers.import_transformers()
@@ -68,7 +68,7 @@ def test_written_and_read_back_by_transformers(name: str, tmp_path) -> None:
     theirs = peer(name)
     theirs.save_pretrained(tmp_path / "theirs")
     checkpoint = open_checkpoint(tmp_path / "theirs")
-    assert convert.write(checkpoint, tmp_path / "ours", "huggingface") == []
+    assert writing.write(checkpoint, tmp_path / "ours", "huggingface") == []
     again = transformers.ViTForImageClassification.from_pretrained(tmp_path / "ours").eval()
     assert again.config.id2label == {0: "cat", 1: "dog", 2: "eel"}
     for key, tensor in theirs.state_dict().items():
@@ -88,7 +88,7 @@ def test_bare_models_give_the_pooled_output(tmp_path) -> None:
     ours = load(tmp_path / "vit")
     assert ours.config.classes == 0
     close(ours(images), vit(images).pooler_output)
-    convert.write(open_checkpoint(tmp_path / "vit"), tmp_path / "again", "huggingface")
+    writing.write(open_checkpoint(tmp_path / "vit"), tmp_path / "again", "huggingface")
     again = transformers.ViTModel.from_pretrained(tmp_path / "again").eval()
     close(again(images).pooler_output, vit(images).pooler_output)
 
@@ -112,7 +112,7 @@ def test_preprocessing_goes_both_ways(fit: str, tmp_path) -> None:
     pre = checkpoint.config.preprocessing
     assert (pre.fit, pre.interpolation, pre.mean, pre.std) == (fit, "bicubic", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     assert pre.crop == pytest.approx(1.0 if fit == "squash" else 0.8)
-    convert.write(checkpoint, tmp_path / "again", "huggingface")
+    writing.write(checkpoint, tmp_path / "again", "huggingface")
     assert open_checkpoint(tmp_path / "again").config == checkpoint.config
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import peers
-from vitkit.checkpoints import convert
+from vitkit.checkpoints import writing
 from vitkit.checkpoints.load import load, open_checkpoint
 
 torchvision = peers.import_torchvision()
@@ -33,7 +33,7 @@ def test_same_logits_and_back(more: dict, ending: str, tmp_path) -> None:
     images = torch.randn(2, 3, 32, 32)
     close(ours(images), theirs(images))
     checkpoint = open_checkpoint(tmp_path / "weights.pth", heads=2)
-    convert.write(checkpoint, tmp_path / f"again{ending}", "torchvision")
+    writing.write(checkpoint, tmp_path / f"again{ending}", "torchvision")
     again = peer(**more)
     if ending == ".pth":
         state = torch.load(tmp_path / "again.pth", weights_only=True)

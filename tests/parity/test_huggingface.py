@@ -156,6 +156,18 @@ def test_other_image_sizes(size: tuple[int, int]) -> None:
         assert_close(ours.tokens(images), expected)
 
 
+def test_features() -> None:
+    """What follows each block equals `hidden_states`, whose first entry is what the first block sees."""
+    config = OURS.replace(norm_eps=1e-12)
+    theirs, ours = twins(hf.ViTForImageClassification(hf.ViTConfig(**SMALL, num_labels=7)), config)
+    images = images_for(config)
+    with torch.inference_mode():
+        expected = theirs.vit(images, output_hidden_states=True).hidden_states
+        assert_close(ours.embed(images)[0], expected[0])
+        for layer, state in enumerate(ours.features(images, range(config.depth))):
+            assert_close(state, expected[layer + 1])
+
+
 def test_attention_weights() -> None:
     """What `on_weights` is handed equals `output_attentions` of the plain Hugging Face path."""
     theirs = hf.ViTModel(hf.ViTConfig(**SMALL, attn_implementation="eager"), add_pooling_layer=False)

@@ -12,17 +12,14 @@ from torch import Tensor, nn
 
 import peers
 from vitkit.errors import ConfigError
-from vitkit.model import attention
-from vitkit.model.attention import Attention
+from vitkit.model.attention import Attention, OnWeights
+from vitkit.model.torch_attention import from_torch, to_torch
 
 TOLERANCE = 1e-6
 WIDTH, HEADS, TOKENS, BATCH = 24, 3, 11, 2
 
 
-@pytest.fixture(params=["plain", "fused"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(attention, "prefer_fused", lambda *_: request.param == "fused")
-    return str(request.param)
+PATHS = {"fused": None, "plain": lambda weights: None}  # who looks forms the weights
 
 
 def tokens() -> Tensor:
@@ -53,14 +50,15 @@ def masks() -> dict[str, Tensor | None]:
     }
 
 
+@pytest.mark.parametrize("look", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("mask", masks().values(), ids=masks().keys())
-def test_equals_pytorch(mask: Tensor | None, path: str) -> None:
+def test_equals_pytorch(mask: Tensor | None, look: OnWeights | None) -> None:
     ours = Attention(WIDTH, HEADS)
     peers.randomize(ours, scale=0.3)
     x = tokens()
-    expected = theirs_of(ours.to_torch().eval(), x, mask)
+    expected = theirs_of(to_torch(ours).eval(), x, mask)
     assert expected.std() > 0.1
-    torch.testing.assert_close(ours(x, mask), expected, rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(ours(x, mask, on_weights=look), expected, rtol=TOLERANCE, atol=TOLERANCE)
     if mask is not None:
         assert (ours(x) - expected).abs().max() > 1e-2  # the mask does something
 
@@ -71,7 +69,7 @@ def test_weights_equal_pytorch() -> None:
     x, seen = tokens(), list[Tensor]()
     ours(x, visible(), on_weights=seen.append)
     hidden = ~visible().expand(BATCH, HEADS, TOKENS, TOKENS).flatten(0, 1)
-    module = ours.to_torch().eval()
+    module = to_torch(ours).eval()
     _, expected = module(x, x, x, attn_mask=hidden, need_weights=True, average_attn_weights=False)
     torch.testing.assert_close(seen[0], expected, rtol=0, atol=TOLERANCE)
 
@@ -80,24 +78,25 @@ def test_weights_equal_pytorch() -> None:
 def test_converts_both_ways(bias: bool) -> None:
     theirs = nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=True)
     peers.randomize(theirs, scale=0.3)
-    ours = Attention.from_torch(theirs)
+    ours = from_torch(theirs)
     x = tokens()
     torch.testing.assert_close(ours(x), theirs_of(theirs, x, None), rtol=TOLERANCE, atol=TOLERANCE)
-    back = ours.to_torch()
+    back = to_torch(ours)
     torch.testing.assert_close(theirs_of(back, x, None), theirs_of(theirs, x, None), rtol=TOLERANCE, atol=TOLERANCE)
     assert torch.equal(back.in_proj_weight, theirs.in_proj_weight)
     assert torch.equal(back.out_proj.weight, theirs.out_proj.weight)
-    again = Attention.from_torch(back)
+    again = from_torch(back)
     for name, tensor in ours.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
 
 
-def test_gradients_equal_pytorch(path: str) -> None:
+@pytest.mark.parametrize("look", PATHS.values(), ids=PATHS)
+def test_gradients_equal_pytorch(look: OnWeights | None) -> None:
     ours = Attention(WIDTH, HEADS)
     peers.randomize(ours, scale=0.3)
-    theirs = ours.to_torch()
+    theirs = to_torch(ours)
     x, y = tokens().requires_grad_(), tokens().requires_grad_()
-    ours(x).square().mean().backward()
+    ours(x, on_weights=look).square().mean().backward()
     theirs_of(theirs, y, None).square().mean().backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=TOLERANCE, atol=TOLERANCE)
     torch.testing.assert_close(ours.qkv.weight.grad, theirs.in_proj_weight.grad, rtol=TOLERANCE, atol=TOLERANCE)
@@ -106,4 +105,4 @@ def test_gradients_equal_pytorch(path: str) -> None:
 def test_what_does_not_convert_says_so() -> None:
     for options in ({"kdim": 8}, {"add_bias_kv": True}, {"add_zero_attn": True}):
         with pytest.raises(ConfigError, match="only self-attention converts"):
-            Attention.from_torch(nn.MultiheadAttention(WIDTH, HEADS, **options))
+            from_torch(nn.MultiheadAttention(WIDTH, HEADS, **options))

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,11 +16,10 @@ import vitkit
 from vitkit.cli.main import app
 from vitkit.errors import ConfigError
 from vitkit.model.config import ViTConfig
-from vitkit.plan import DEVICES, Setup, plan
-from vitkit.plan.estimate import complete, train_config
+from vitkit.plan import Setup, plan
+from vitkit.plan.estimate import GEMM_SHARE, LAUNCH, PASSES, complete, flops_per_image, gpu_step, macs_per_image
 from vitkit.plan.memory import training_memory
-from vitkit.plan.speed import GEMM_SHARE, LAUNCH, PASSES, flops_per_picture, gpu_step, macs_per_picture
-from vitkit.train.config import TrainConfig
+from vitkit.training.config import TrainConfig
 
 PLAIN = ViTConfig(
     image_size=(64, 64), patch_size=(8, 8), width=96, depth=3, heads=3, mlp_width=384, classes=10, pooling="mean"
@@ -29,22 +29,22 @@ ADAMW = TrainConfig(optimizer="adamw", lr=1e-3, weight_decay=0.05)
 
 def test_activations_of_a_block_are_those_one_can_count_by_hand() -> None:
     """Two norms keep their inputs, four linear maps theirs, attention q, k, v and its output, GELU its input."""
-    pictures, tokens = 4, PLAIN.tokens
+    images, tokens = 4, PLAIN.tokens
     deeper = PLAIN.replace(depth=PLAIN.depth + 1)
-    block = [training_memory(c, ADAMW, pictures).activations for c in (PLAIN, deeper)]
+    block = [training_memory(c, ADAMW, images).activations for c in (PLAIN, deeper)]
     values = (
         8 * PLAIN.width + 2 * PLAIN.mlp_width + PLAIN.heads + 4
     )  # a logsumexp per head, mean and deviation per norm
-    assert block[1] - block[0] == 4 * pictures * tokens * values
+    assert block[1] - block[0] == 4 * images * tokens * values
 
 
 def test_checkpointing_keeps_the_input_of_each_block() -> None:
-    pictures = 4
+    images = 4
     train = ADAMW.replace(gradient_checkpointing=True)
-    kept = [training_memory(PLAIN.replace(depth=d), train, pictures).activations for d in (3, 4)]
-    states = 4 * pictures * PLAIN.tokens * PLAIN.width
+    kept = [training_memory(PLAIN.replace(depth=d), train, images).activations for d in (3, 4)]
+    states = 4 * images * PLAIN.tokens * PLAIN.width
     assert states <= kept[1] - kept[0] <= 1.05 * states  # beside it a state of the random generator
-    assert training_memory(PLAIN, train, pictures).peak < training_memory(PLAIN, ADAMW, pictures).peak
+    assert training_memory(PLAIN, train, images).peak < training_memory(PLAIN, ADAMW, images).peak
 
 
 @pytest.mark.parametrize(("optimizer", "per_weight"), [("adamw", 8), ("sgd", 4)])
@@ -87,10 +87,10 @@ def test_multiply_adds_are_those_that_pytorch_counts(pooling: str) -> None:
         attention -= 2 * (config.tokens - 1) * config.tokens * config.width
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.randn(1, 3, 64, 64))
-    assert macs_per_picture(config) == pytest.approx(counter.get_total_flops() / 2 + attention, rel=0.01)
+    assert macs_per_image(config) == pytest.approx(counter.get_total_flops() / 2 + attention, rel=0.01)
 
 
-# Pictures a second when training with AMP: timm, results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv
+# Images a second when training with AMP: timm, results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv
 @pytest.mark.parametrize(
     ("name", "batch", "published"),
     [("vit-s/16", 384, 1052.9), ("vit-b/16", 192, 390.9), ("vit-b/32", 512, 1703.6), ("vit-l/32", 256, 521.7)],
@@ -102,22 +102,23 @@ def test_speed_of_a_gpu_against_published_figures(name: str, batch: int, publish
 
 
 def test_checkpointing_costs_a_third_more_compute() -> None:
-    device, train, count = DEVICES["a100"], ADAMW.replace(precision="bf16"), 4096
-    memory = training_memory(PLAIN, train, count)
-    plain = gpu_step(PLAIN, train, device, memory, count, 1, 8)
-    by_hand = count * flops_per_picture(PLAIN, False) / (GEMM_SHARE * 312e12) + PASSES * memory.activations / 2039e9
+    count = 4096
+    setup = complete(Setup("mu", device="a100", batch_size=count))
+    memory = training_memory(PLAIN, setup.train, count)
+    plain = gpu_step(PLAIN, setup, memory)
+    by_hand = count * flops_per_image(PLAIN, False) / (GEMM_SHARE * 312e12) + PASSES * memory.activations / 2039e9
     assert plain.passes == pytest.approx(by_hand)
-    few = gpu_step(PLAIN, train, device, training_memory(PLAIN, train, 1), 1, 1, 8)
+    few = gpu_step(PLAIN, replace(setup, batch_size=1), training_memory(PLAIN, setup.train, 1))
     assert few.passes == pytest.approx(LAUNCH * PLAIN.depth)  # nothing to do but start kernels
-    assert flops_per_picture(PLAIN, True) == pytest.approx(4 / 3 * flops_per_picture(PLAIN, False))
-    known = gpu_step(PLAIN, train, device, memory, count, 1, 8, mfu=0.5)
-    assert known.passes == pytest.approx(count * flops_per_picture(PLAIN, False) / (0.5 * 312e12))
+    assert flops_per_image(PLAIN, True) == pytest.approx(4 / 3 * flops_per_image(PLAIN, False))
+    known = gpu_step(PLAIN, replace(setup, mfu=0.5), memory)
+    assert known.passes == pytest.approx(count * flops_per_image(PLAIN, False) / (0.5 * 312e12))
 
 
 def test_exchange_of_gradients_shows_when_it_cannot_hide() -> None:
-    train = ADAMW.replace(precision="bf16")
-    memory = training_memory(PLAIN, train, 1, 64)
-    near, far = (gpu_step(PLAIN, train, DEVICES["l4"], memory, 1, 64, n) for n in (64, 8))
+    setup = complete(Setup("mu", device="l4", batch_size=64, gpus=64))
+    memory = training_memory(PLAIN, setup.train, 1, 64)
+    near, far = (gpu_step(PLAIN, replace(setup, per_machine=n), memory) for n in (64, 8))
     assert near.exchange == 0 < far.exchange
 
 
@@ -174,18 +175,18 @@ def test_a_cpu_is_measured() -> None:
 MEASURE = """
 import gc, resource, sys
 from pathlib import Path
-import vitkit.plan.speed as speed
-from vitkit.model import zoo
-from vitkit.plan.estimate import Setup, complete, train_config
+import vitkit.plan.estimate as speed
+from vitkit.model.build import create
+from vitkit.plan.estimate import Setup, complete
 name, batch, checkpointing, optimizer = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "yes", sys.argv[4]
 def settings(name, **changes):
-    return train_config(complete(Setup(name, optimizer=optimizer, **changes)))
+    return complete(Setup(name, optimizer=optimizer, **changes)).train
 def kilobytes(key):
     return int(Path("/proc/self/status").read_text().split(key)[1].split()[0])
-speed.make_step(zoo.config("mu"), settings("mu"), 1)()  # libraries
+speed.timed_step(create("mu"), settings("mu"), 1)()  # libraries
 gc.collect()
 before = kilobytes("VmRSS:")
-step = speed.make_step(zoo.config(name), settings(name, checkpointing=checkpointing, batch_size=batch), batch)
+step = speed.timed_step(create(name), settings(name, checkpointing=checkpointing, batch_size=batch), batch)
 step()
 Path("/proc/self/clear_refs").write_text("5")
 step()
@@ -205,5 +206,5 @@ def test_memory_against_what_a_process_really_holds(name: str, batch: int, check
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     setup = complete(Setup(name, batch_size=batch, checkpointing=checkpointing == "yes", optimizer=optimizer))
-    planned = training_memory(vitkit.create(name).config, train_config(setup), batch).peak
+    planned = training_memory(vitkit.create(name).config, setup.train, batch).peak
     assert planned == pytest.approx(int(done.stdout.split()[-1]), rel=0.15)

@@ -1,4 +1,4 @@
-"""Exported files against the model they were made from, on pictures, for every format and kind of model."""
+"""Exported files against the model they were made from, on images, for every format and kind of model."""
 
 import json
 import sys
@@ -12,19 +12,20 @@ from PIL import Image
 import vitkit
 from data.making import photo
 from peers import randomize
+from strategies import PUBLISHED
 from vitkit.data import normalise, prepare, to_tensor
 from vitkit.errors import ConfigError
 from vitkit.model.config import Preprocessing, StemConfig, ViTConfig
-from vitkit.runtime.base import merged
+from vitkit.runtime import FORMATS
+from vitkit.runtime.base import made_up, merged
 from vitkit.runtime.eager import Eager
-from vitkit.runtime.example import made_up
 from vitkit.runtime.export import export, open_exported
 from vitkit.runtime.raw import FromRaw
-from vitkit.runtime.verify import Pictures, compare
+from vitkit.runtime.verify import Images, compare
 
 BASE = ViTConfig(image_size=32, patch_size=8, width=32, depth=2, heads=2, mlp_width=48, classes=10)
-SUFFIX = {"onnx": ".onnx", "openvino": ".xml", "torch-export": ".pt2"}
-PACKAGE = {"onnx": "onnxruntime", "openvino": "openvino", "torch-export": "torch"}
+SUFFIX = {name: row.suffix for name, row in FORMATS.items()}
+PACKAGE = {name: row.packages[0] if row.packages else "torch" for name, row in FORMATS.items()}
 
 
 def model_of(config: ViTConfig = BASE, **changes):
@@ -37,7 +38,7 @@ def model_of(config: ViTConfig = BASE, **changes):
 @pytest.mark.parametrize("to", SUFFIX)
 @pytest.mark.parametrize("raw", [False, True])
 def test_100_photographs(to: str, raw: bool, tmp_path: Path) -> None:
-    """Top-1 identical, probabilities within 1e-4: from prepared and from raw pictures of many sizes."""
+    """Top-1 identical, probabilities within 1e-4: from prepared and from raw images of many sizes."""
     pytest.importorskip(PACKAGE[to])
     pre = Preprocessing(size=(32, 32), crop=0.875, fit="crop", interpolation="bicubic", mean=(0.4, 0.5, 0.6))
     model = model_of(preprocessing=pre)
@@ -45,12 +46,12 @@ def test_100_photographs(to: str, raw: bool, tmp_path: Path) -> None:
         model,
         to,
         tmp_path / f"model{SUFFIX[to]}",
-        Pictures(made_up(model.config, 9, (40, 50))) if raw else Pictures(made_up(model.config, 9)),
+        Images(made_up(model.config, 9, (40, 50))) if raw else Images(made_up(model.config, 9)),
         raw=raw,
     )
     assert written.check.difference < 1e-4
-    runtime, about = open_exported(written.path)
-    assert (about.config, about.class_names, about.raw) == (model.config, model.class_names, raw)
+    runtime, about = open_exported(written.path, written.sha256)
+    assert (about.config, about.outputs, about.raw) == (model.config, model.outputs, raw)
     photos = [photo(i, (40 + 3 * (i % 10), 36 + 5 * (i % 7))) for i in range(100)]
     prepared = torch.stack([to_tensor(prepare(p, pre)) for p in photos])
     images = normalise(prepared, pre)
@@ -72,9 +73,9 @@ def test_raw_pixels_are_pillows(interpolation: str, size: tuple[int, int], crop:
     pre = Preprocessing(size=size, crop=crop, fit=fit, interpolation=interpolation)
     raw = FromRaw(model_of(), pre)
     for i, shape in enumerate([(33, 47), (60, 20), (16, 12), (24, 24), (101, 64)]):
-        picture = photo(i, shape)
-        ours = raw.prepare(torch.from_numpy(np.array(picture))[None])[0]
-        theirs = to_tensor(prepare(picture, pre)).float()
+        image = photo(i, shape)
+        ours = raw.prepare(torch.from_numpy(np.array(image))[None])[0]
+        theirs = to_tensor(prepare(image, pre)).float()
         assert torch.equal(ours, theirs), shape
 
 
@@ -90,6 +91,7 @@ KINDS = {
     "grey": {"channels": 1, "pre_norm": True, "activation": "gelu-tanh"},
     "no classifier": {"classes": 0, "projection": 12},
     "other size": {"image_size": (32, 48)},
+    **{name: PUBLISHED[name] for name in ("sub-norms", "branches", "wide heads")},
 }
 
 
@@ -97,7 +99,17 @@ KINDS = {
 def test_every_kind_of_model_in_onnx(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model = model_of(**KINDS[kind])
-    found = export(model, "onnx", tmp_path / "m.onnx", Pictures(made_up(model.config, 5)))
+    found = export(model, "onnx", tmp_path / "m.onnx", Images(made_up(model.config, 5)))
+    assert found.check.difference < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", SUFFIX)
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_every_published_variant_in_every_format(kind: str, to: str, tmp_path: Path) -> None:
+    pytest.importorskip(PACKAGE[to])
+    model = model_of(**PUBLISHED[kind])
+    found = export(model, to, tmp_path / f"m{SUFFIX[to]}", Images(made_up(model.config, 5)))
     assert found.check.difference < 1e-4
 
 
@@ -105,7 +117,7 @@ def test_positions_are_baked_at_another_size(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     vitkit.save(model_of(position_resize="timm"), tmp_path / "m.safetensors")
     model = vitkit.load(tmp_path / "m.safetensors", image_size=(48, 64))
-    export(model, "onnx", tmp_path / "m.onnx", Pictures(made_up(model.config, 5)))
+    export(model, "onnx", tmp_path / "m.onnx", Images(made_up(model.config, 5)))
     import onnx
 
     kinds = {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node}
@@ -117,10 +129,10 @@ def test_positions_are_baked_at_another_size(tmp_path: Path) -> None:
 def test_merging_in_exported_graphs(to: str, pooling: str, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGE[to])
     model = model_of(pooling=pooling, depth=3)
-    pictures = Pictures(made_up(model.config, 9))
-    export(model, to, tmp_path / f"m{SUFFIX[to]}", pictures, merge=3)
-    runtime, _ = open_exported(tmp_path / f"m{SUFFIX[to]}")
-    check = compare(merged(model, 3), runtime, pictures)
+    images = Images(made_up(model.config, 9))
+    written = export(model, to, tmp_path / f"m{SUFFIX[to]}", images, merge=3)
+    runtime, _ = open_exported(written.path, written.sha256)
+    check = compare(merged(model, 3), runtime, images)
     assert check.difference < 1e-4
     assert check.agreement == 1
     assert model.merge == 0, "the given model stays as it is"
@@ -133,16 +145,16 @@ def test_int8(to: str, calibrated: bool, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGE[to])
     pytest.importorskip("nncf" if to == "openvino" else "onnx")
     model = model_of(width=64, mlp_width=128)
-    pictures = Pictures(made_up(model.config, 32))
-    calibration = list(Pictures(made_up(model.config, 16, seed=1)).batches(model.config, 8)) if calibrated else None
-    plain = export(model, to, tmp_path / f"m{SUFFIX[to]}", pictures)
-    found = export(model, to, tmp_path / f"q{SUFFIX[to]}", pictures, int8=True, calibration=calibration)
+    images = Images(made_up(model.config, 32))
+    calibration = list(Images(made_up(model.config, 16, seed=1)).batches(model.config, 8)) if calibrated else None
+    plain = export(model, to, tmp_path / f"m{SUFFIX[to]}", images)
+    found = export(model, to, tmp_path / f"q{SUFFIX[to]}", images, int8=True, calibration=calibration)
     assert 0 < found.check.spread < 0.3  # NNCF rounds attention too; the products alone stay below 0.1
     assert found.bytes < plain.bytes
 
 
 def test_int8_weights_use_seven_bits_and_one_scale_per_output() -> None:
-    from vitkit.runtime.onnx_int8 import quantize_weight
+    from vitkit.runtime.onnx_graph import quantize_weight
 
     weight = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32) * np.logspace(-3, 2, 8, dtype=np.float32)
     values, scale = quantize_weight(weight)
@@ -165,7 +177,7 @@ def test_a_failed_check_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(onnx, "to_onnx", wrong)
     with pytest.raises(ConfigError, match="nothing was kept"):
-        export(model, "onnx", tmp_path / "m.onnx", Pictures(made_up(model.config, 9)))
+        export(model, "onnx", tmp_path / "m.onnx", Images(made_up(model.config, 9)))
     assert not list(tmp_path.iterdir())
 
 

@@ -40,7 +40,7 @@ def operations(proto) -> Counter:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_number_of_pictures(kind: str) -> None:
+def test_any_number_of_images(kind: str) -> None:
     model = model_of(**KINDS[kind])
     proto = to_onnx(model)
     onnx.checker.check_model(proto)

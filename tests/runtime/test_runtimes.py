@@ -13,11 +13,11 @@ import vitkit
 from peers import randomize
 from vitkit.errors import ConfigError, MissingPackage
 from vitkit.model.config import ViTConfig
-from vitkit.runtime import open_runtime, tuned
-from vitkit.runtime.compiled import compiler
-from vitkit.runtime.example import made_up
+from vitkit.runtime import open_runtime
+from vitkit.runtime.base import made_up
+from vitkit.runtime.table import compiler
 from vitkit.runtime.tune import merges, tune
-from vitkit.runtime.verify import Pictures, judge
+from vitkit.runtime.verify import Images, compare_outputs
 
 CONFIG = ViTConfig(image_size=32, patch_size=8, width=32, depth=2, heads=2, mlp_width=48, classes=10)
 
@@ -47,7 +47,7 @@ def test_int8_is_named_and_close() -> None:
     model, images = model_of(), torch.randn(8, 3, 32, 32)
     runtime = open_runtime(model, "onnx", int8=True)
     assert runtime.name == "onnx int8"
-    check = judge(open_runtime(model).run(images), runtime.run(images), Pictures(images), True, exact=False)
+    check = compare_outputs(model, open_runtime(model).run(images), runtime.run(images), Images(images), exact=False)
     assert 1e-4 < check.spread < 0.1
 
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_is_refused() -> None:
         open_runtime(vitkit.create("resnet-28px"), merge=2)
 
 
-def test_ways_of_merging_suit_the_model() -> None:
+def test_merging_fits_the_model() -> None:
     assert merges(vitkit.create("mu")) != [0]
     assert 8 in merges(vitkit.create("vit-ti/16"))  # the paper's
     assert merges(model_of(positions="rope-2d")) == []
@@ -93,18 +93,18 @@ def test_tune_takes_the_fastest_that_is_right(monkeypatch: pytest.MonkeyPatch) -
                 logits[:: self.wrong] = logits[:: self.wrong].roll(1, dims=1)
             return logits
 
-    def fake(model, kind="auto", *, int8=False, merge=0, **rest):
-        return Fake(kind, 1.0 + 2 * int8 + 4 * bool(merge), 2 if merge else 0)
+    def fake(model, choice, calibration=None):
+        return Fake(choice.name, 1.0 + 2 * choice.int8 + 4 * bool(choice.merge), 2 if choice.merge else 0)
 
-    monkeypatch.setattr(module, "open_runtime", fake)
+    monkeypatch.setattr(module, "build", fake)
     monkeypatch.setattr(module, "images_per_second", lambda rs, images, s: {n: r.speed for n, r in rs.items()})
     model = model_of()
-    found = tune(model, Pictures(made_up(CONFIG, 40)), kinds=["eager", "onnx"])
+    found = tune(model, Images(made_up(CONFIG, 40)), kinds=["eager", "onnx"])
     assert (found.winner.choice.runtime, found.winner.choice.int8, found.winner.choice.merge) == ("onnx", True, 0)
     assert found.winner.ratio == 3.0
-    judged = [row.choice.merge > 0 for row in found.rows if row.check is not None and row.ratio is not None]
-    assert judged.count(False) == 1, "what is slower than the winner is not judged"
-    loose = tune(model, Pictures(made_up(CONFIG, 40)), max_drop=0.6, kinds=["eager", "onnx"])
+    measured = [row.choice.merge > 0 for row in found.rows if row.check is not None and row.ratio is not None]
+    assert measured.count(False) == 1, "what is slower than the winner is not compared"
+    loose = tune(model, Images(made_up(CONFIG, 40)), max_drop=0.6, kinds=["eager", "onnx"])
     assert loose.winner.choice.merge > 0
 
 
@@ -112,9 +112,9 @@ def test_tune_predict_and_what_makes_a_choice_invalid(command, tmp_path: Path, m
     pytest.importorskip("onnxruntime")
     path = tmp_path / "m.safetensors"
     vitkit.save(model_of(), path, class_names=[f"class {i}" for i in range(10)])
-    pictures = np.random.default_rng(0).integers(0, 256, (24, 40, 40, 3), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (24, 40, 40, 3), dtype=np.uint8)
     (tmp_path / "loose").mkdir()
-    for i, pixels in enumerate(pictures):
+    for i, pixels in enumerate(images):
         Image.fromarray(pixels).save(tmp_path / "loose" / f"{i}.png")
     code, text, err = command("tune", path, tmp_path / "loose", "--runtimes", "onnx", "--seconds", 0)
     assert code == 0, err
@@ -124,11 +124,11 @@ def test_tune_predict_and_what_makes_a_choice_invalid(command, tmp_path: Path, m
     folder = tmp_path / "m.safetensors.tuned"
     assert {p.name for p in folder.iterdir()} == {"tuned.json", "model.onnx"}
     image = tmp_path / "loose" / "0.png"
-    told = json.loads(command("predict", path, image, "--json")[1])
-    assert told["runtime"].startswith("onnx")
+    answer = json.loads(command("predict", path, image, "--json")[1])
+    assert answer["runtime"].startswith("onnx")
     assert json.loads(command("predict", path, image, "--json", "--runtime", "eager")[1])["runtime"] == "eager"
     with monkeypatch.context() as patched:
-        patched.setattr(tuned, "machine", lambda: {"cpu": "another"})
+        patched.setattr("vitkit.runtime.tune.machine", lambda: {"cpu": "another"})
         code, text, err = command("predict", path, image, "--json")
         assert json.loads(text)["runtime"] == "eager"
         assert "another machine" in err
@@ -153,13 +153,13 @@ def test_tune_says_what_does_not_fit(command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "lossy"), [(6, False), (24, True)])
-def test_nothing_lossy_is_chosen_by_a_handful_of_pictures(
+def test_nothing_lossy_is_chosen_by_a_handful_of_images(
     count: int, lossy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def speeds(runtimes, images, seconds):
         return {name: 5.0 if "merge" in runtime.name else 1.0 for name, runtime in runtimes.items()}
 
     monkeypatch.setattr("vitkit.runtime.tune.images_per_second", speeds)
-    pictures = Pictures(torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8))
-    found = tune(model_of(), pictures, max_drop=1.0, kinds=["eager"], seconds=0.0)
+    images = Images(torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8))
+    found = tune(model_of(), images, max_drop=1.0, kinds=["eager"], seconds=0.0)
     assert (found.winner.choice.merge > 0) is lossy

@@ -1,4 +1,4 @@
-"""A set so small that a study takes a second: grey pictures of 8 pixels whose class is where they are bright."""
+"""A set so small that a study takes a second: grey images of 8 pixels whose class is where they are bright."""
 
 from pathlib import Path
 

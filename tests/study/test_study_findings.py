@@ -20,7 +20,7 @@ def made_up(name: str, levels: dict[str, float], base: float = 0.9, **extra: Any
         accuracy = tuple(level + j + t * (len(rows) % 2) for j, t in zip(JITTER, tiny, strict=True))
         more = tuple(extra[arm.name]) if arm.name in extra else _measured(arm.name, arm.measure)
         losses = ((2.0, 1.0, 0.5),) * 3
-        rows.append(Row(arm.name, accuracy, arm.about, 1e-3, macs=10**6, seconds=1.0, extra=more, losses=losses))
+        rows.append(Row(arm.name, accuracy, arm.tags, 1e-3, macs=10**6, seconds=1.0, extra=more, losses=losses))
     return Table(tuple(rows), {"train": 3200, "classes": 10, "side": 28})
 
 
@@ -68,9 +68,7 @@ def test_noise_is_no_difference(name: str) -> None:
     study = STUDIES[name]
     table = made_up(name, {})
     rows = [
-        Row(
-            r.name, tuple(0.9 + n for n in NOISE[i % 3]), r.about, r.lr, macs=10**6, extra=_noisy(r, i), losses=r.losses
-        )
+        Row(r.name, tuple(0.9 + n for n in NOISE[i % 3]), r.tags, r.lr, macs=10**6, extra=_noisy(r, i), losses=r.losses)
         for i, r in enumerate(table.rows)
     ]
     found = study.find(Table(tuple(rows), table.data))

@@ -1,4 +1,4 @@
-"""Every study, in miniature: two steps, two seeds, a few dozen pictures."""
+"""Every study, in miniature: two steps, two seeds, a few dozen images."""
 
 import csv
 import io
@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from vitkit.cli.main import app
 from vitkit.model.summary import summarize
+from vitkit.study.numbers import compare
 from vitkit.study.run import run
 from vitkit.study.studies import STUDIES
-from vitkit.study.table import Setting
+from vitkit.study.table import Arm, Finding, Setting, Study, Table
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +44,31 @@ def test_a_study_writes_table_figure_and_finding(name: str, tiny: str, out: Path
         assert (out / name / f"{name}.{ending}").stat().st_size > 5_000
 
 
+def test_a_study_is_one_class_and_one_row(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Toy(Study):
+        name = "toy"
+        question = "Two heads or four?"
+        varies = "heads"
+        claim = "four are better"
+        fair = "all but the heads"
+        reference = "four"
+
+        def arms(self, s: Setting) -> list[Arm]:
+            return [Arm("two", s.vit(heads=2)), Arm("four", s.vit())]
+
+        def find(self, table: Table) -> Finding:
+            return Finding("Heads", compare("two", "four", table.gap("two", "four")), "That is all.")
+
+    monkeypatch.setitem(STUDIES, Toy.name, Toy())
+    result = run("toy", tiny, tmp_path, steps=1, seeds=1)
+    assert [row.name for row in result.table.rows] == ["two", "four"]
+    assert "two reaches" in (tmp_path / "toy" / "toy.md").read_text().lower()
+    listed = json.loads(CliRunner().invoke(app, ["study", "--json"]).stdout)
+    assert listed[-1]["name"] == "toy"
+
+
 def test_equal_cost_is_equal() -> None:
-    """What is called equal in multiply-adds is so within a tenth, for every size of pictures."""
+    """What is called equal in multiply-adds is so within a tenth, for every size of images."""
     for side, channels in ((8, 1), (28, 1), (32, 3)):
         s = Setting(side, channels, 10)
         goal = summarize(s.vit())["gmacs"]
@@ -52,7 +78,7 @@ def test_equal_cost_is_equal() -> None:
 
 @pytest.mark.parametrize("side", [8, 28, 32])
 @pytest.mark.parametrize("name", list(STUDIES))
-def test_arms_fit_every_size_of_pictures(name: str, side: int) -> None:
+def test_arms_fit_every_size_of_images(name: str, side: int) -> None:
     study = STUDIES[name]
     arms = study.arms(Setting(side, 3, 5))
     names = [arm.name for arm in arms]

@@ -1,4 +1,4 @@
-"""Trainings are remembered one by one; a killed study goes on to the same result; budgets become steps."""
+"""Trainings are remembered one by one; a killed study resumes to the same result; budgets become steps."""
 
 import dataclasses
 import json
@@ -14,15 +14,28 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError
-from vitkit.study import plan as planning
+from vitkit.progress import Progress
+from vitkit.study import run as planning
 from vitkit.study import runs
-from vitkit.study.run import Watcher, named, run
+from vitkit.study.run import named, run
 from vitkit.study.runs import Run, finish, recall, start
 from vitkit.study.sets import open_sets
 from vitkit.study.studies import STUDIES
 from vitkit.study.table import Setting
 
 S = Setting(8, 1, 4)
+
+
+class Notes(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.updates: list[tuple[str, float, float | None]] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    def update(self, what: str, done: float, total: float | None = None) -> None:
+        self.updates.append((what, done, total))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -48,10 +61,10 @@ def test_killed_and_continued(tiny: str, tmp_path: Path) -> None:
     kept = {p.name: p.stat().st_mtime_ns for p in (cut / "runs").glob("*.json")}
     assert 3 <= len(kept) < 12
     assert not (cut / "pooling").exists()
-    told: list[bool] = []
-    run("pooling", tiny, cut, steps=9, seeds=1, watcher=Watcher(done=lambda what, acc, known: told.append(known)))
-    assert told.count(True) == len(kept)
-    assert len(told) == 12
+    notes = Notes()
+    run("pooling", tiny, cut, steps=9, seeds=1, progress=notes)
+    assert len([line for line in notes.lines if "(remembered)" in line]) == len(kept)
+    assert notes.updates == [("pooling", i, 12) for i in range(1, 13)]
     after = {p.name: p.stat().st_mtime_ns for p in (cut / "runs").glob("*.json")}
     assert kept.items() <= after.items()
     run("pooling", tiny, tmp_path / "whole", steps=9, seeds=1)
@@ -66,13 +79,13 @@ def test_a_training_repeats_to_the_last_bit(tiny: str, tmp_path: Path) -> None:
     sets = open_sets(tiny)
     one = Run(S.vit(dropout=0.1), 6, 1e-3, 3, share=0.5)
     first, again = (finish(one, sets, tmp_path / name) for name in "ab")
-    assert first["losses"] == again["losses"]
-    assert first["accuracy"] == again["accuracy"]
+    assert first.losses == again.losses
+    assert first.accuracy == again.accuracy
     other = finish(dataclasses.replace(one, seed=4), sets, tmp_path / "a")
-    assert other["losses"] != first["losses"]
+    assert other.losses != first.losses
 
 
-def test_two_arms_of_one_seed_see_the_same_pictures(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_arms_of_one_seed_see_the_same_images(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitkit.data.samples import Samples
 
     seen: list[list[int]] = []
@@ -96,7 +109,7 @@ def test_a_damaged_file_is_made_again(tiny: str, tmp_path: Path) -> None:
     path = tmp_path / f"{one.key(sets)}.json"
     path.write_text(path.read_text()[:40])
     assert recall(one, sets, tmp_path) is None
-    assert finish(one, sets, tmp_path)["losses"] == found["losses"]
+    assert finish(one, sets, tmp_path).losses == found.losses
 
 
 def test_another_description_is_another_run(tiny: str) -> None:
@@ -133,14 +146,11 @@ def test_weights_are_taken_over_with_their_positions(tiny: str) -> None:
 def test_a_budget_becomes_steps_and_is_kept(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = iter([0.01] * 3 + [9.9] * 3)  # seconds a step of the three arms; nobody may ask a second time
     monkeypatch.setattr(planning, "seconds_per_step", lambda arm: next(speeds))
-    plans: list[planning.Plan] = []
-    watcher = Watcher(plan=lambda plan, count: plans.append(plan))
-    for _ in range(2):
-        run("pooling", tiny, tmp_path, budget=2.0, seeds=1, watcher=watcher)
-    assert plans[0] == plans[1]  # the second time it was read, not measured
+    steps = [run("pooling", tiny, tmp_path, budget=2.0, seeds=1).context.steps for _ in range(2)]
+    assert steps[0] == steps[1]  # the second time it was read, not measured
     sets = open_sets(tiny)
-    judged = 3 * (32 + 3 * 24) * 0.01 / 64 / 3  # 32 test pictures once, 24 for each of three rates
-    assert plans[0].steps == int((2.0 - judged) / (3 * 2 * 0.01))
+    evaluated = 3 * (32 + 3 * 24) * 0.01 / 64 / 3  # 32 test images once, 24 for each of three rates
+    assert steps[0] == int((2.0 - evaluated) / (3 * 2 * 0.01))
     with pytest.raises(ConfigError, match="needs a budget of at least"):
         planning.for_budget(STUDIES["pooling"], sets, 3, 0.01)
 
@@ -151,7 +161,15 @@ def test_cost_counts_every_training() -> None:
     per_step, fixed = planning.cost(arms, 3, seconds, {"test": 64, "val": 64})
     assert per_step == pytest.approx(6 * (3 + 3 * planning.SEARCH))
     assert fixed == pytest.approx(6 * (3 + 3) / 3)
-    assert planning.trainings(arms, 3) == 36
+    assert planning.count_trainings(arms, 3) == 36
+
+
+def test_keys_are_those_of_earlier_versions(tiny: str) -> None:
+    """A folder of trainings that an earlier version left is still of use."""
+    sets = dataclasses.replace(open_sets(tiny), name="tiny")
+    assert Run(S.vit(), 5, 1e-3, 0).key(sets) == "249a006c7eb10aea"
+    before = Run(S.vit(image_size=4, patch_size=2), 5, 1e-3, 0)
+    assert Run(S.vit(patch_size=2), 5, 1e-3, 1000, split="val", before=before).key(sets) == "4e4f72ac9a53857e"
 
 
 def test_unknown_names_are_answered() -> None:

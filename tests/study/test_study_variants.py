@@ -51,7 +51,7 @@ def test_batch_first_false_attends_across_the_batch(variant: str, images: Tensor
 def test_a_class_token_then_never_sees_its_patches(images: Tensor) -> None:
     _, other = pair("torch-batch")
     answers = other(images)
-    assert (answers - answers[0]).abs().max() < 1e-4  # the same for every picture
+    assert (answers - answers[0]).abs().max() < 1e-4  # the same for every image
 
 
 def test_detaching_changes_gradients_and_no_value(images: Tensor) -> None:
@@ -101,7 +101,7 @@ def test_neighbours_measures_the_leak(tiny: str) -> None:
 
 
 class Gossip(nn.Module):
-    """Answers for each picture with a class that depends on all pictures of the batch, or on itself alone."""
+    """Answers for each image with a class that depends on all images of the batch, or on itself alone."""
 
     config = S.vit()
 
@@ -121,7 +121,7 @@ def test_changed_answers_are_counted(tiny: str, monkeypatch: pytest.MonkeyPatch)
     assert neighbours(Gossip(across=True), open_sets(tiny))["changed"] > 0.25  # type: ignore[arg-type]
 
 
-def test_moving_pictures() -> None:
+def test_moving_images() -> None:
     image = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
     assert moved(image, 1, 0)[0, 0].tolist() == [[0, 0, 0], [1, 2, 3], [4, 5, 6]]
     assert moved(image, 0, -1)[0, 0].tolist() == [[2, 3, 0], [5, 6, 0], [8, 9, 0]]

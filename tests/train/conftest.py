@@ -1,4 +1,4 @@
-"""Short runs on a small set of pictures that is made here."""
+"""Short runs on a small set of images that is made here."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def squares(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """8x8 grey pictures of two kinds that are easy to tell apart, as an .npz: 96 to train on, 32 to judge by."""
+    """8x8 grey images of two kinds that are easy to tell apart, as an .npz: 96 to train on, 32 to evaluate on."""
     random = np.random.default_rng(0)
     labels = np.arange(128) % 2
     images = random.integers(0, 60, (128, 8, 8, 1), dtype=np.uint8)

@@ -9,14 +9,17 @@ from torch import nn
 
 import vitkit
 from peers import randomize
+from tasks.test_add_one import Toy
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.train import optim
-from vitkit.train.adapters import add_lora, freeze, plain
-from vitkit.train.config import TrainConfig, assign, parse_duration
-from vitkit.train.ema import Average
-from vitkit.train.objective import Objective, Teacher, Trainee, drop_patches, loss_of
-from vitkit.train.recipe import choose_optimizer
-from vitkit.train.schedule import grown_size, rate
+from vitkit.model.base import Outputs
+from vitkit.tasks.classify import Classify
+from vitkit.tasks.classify import classification_loss as loss_of
+from vitkit.tasks.trainee import Teacher, Trainee, drop_patches
+from vitkit.training import optim
+from vitkit.training.config import TrainConfig, assign, parse_duration
+from vitkit.training.optim import Average, Muon, grown_size, orthogonal, rate
+from vitkit.training.parts import add_lora, freeze, plain
+from vitkit.training.recipe import choose_optimizer
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -77,7 +80,7 @@ def test_learning_rate() -> None:
     assert rate(0.0, 0.1, "cosine") > 0
 
 
-def test_growing_pictures_are_whole_patches() -> None:
+def test_growing_images_are_whole_patches() -> None:
     sizes = [grown_size(p / 20, 0.5, 32, 4) for p in range(21)]
     assert sizes[0] == 16
     assert sizes[-1] == 32
@@ -87,7 +90,7 @@ def test_growing_pictures_are_whole_patches() -> None:
 
 def test_groups_decay_maps_only_and_slow_low_layers_down() -> None:
     model = vitkit.create("mu", layer_scale=0.1, registers=2, positions="relative", pooling="map")
-    found = optim.groups(model, TrainConfig(layer_decay=0.5), weight_decay=0.1)
+    found = optim.groups(model, TrainConfig(layer_decay=0.5, weight_decay=0.1))
     names = {id(p): n for n, p in model.named_parameters()}
     for group in found:
         for parameter in group["params"]:
@@ -103,18 +106,18 @@ def test_groups_decay_maps_only_and_slow_low_layers_down() -> None:
 def test_muon_makes_updates_orthogonal() -> None:
     """Newton-Schulz with these coefficients brings singular values near 1, from wherever they were."""
     matrices = torch.randn(3, 24, 16, dtype=torch.float64)
-    values = torch.linalg.svdvals(optim.orthogonal(matrices))
+    values = torch.linalg.svdvals(orthogonal(matrices))
     assert values.min() > 0.5
     assert values.max() < 1.5
     u, _, v = torch.linalg.svd(matrices, full_matrices=False)
-    overlap = (optim.orthogonal(matrices) * (u @ v)).sum((1, 2)) / 16
+    overlap = (orthogonal(matrices) * (u @ v)).sum((1, 2)) / 16
     assert (overlap > 0.8).all()  # and keeps their directions
 
 
 def test_muon_treats_qkv_as_three_maps() -> None:
     weight = nn.Parameter(torch.zeros(48, 16))
     weight.grad = torch.cat([torch.randn(16, 16) * scale for scale in (1.0, 100.0, 0.01)])
-    optim.Muon([{"params": [weight]}], lr=1.0).step()
+    Muon([{"params": [weight]}], lr=1.0).step()
     norms = [part.norm().item() for part in weight.detach().chunk(3)]
     assert max(norms) / min(norms) < 1.5  # one orthogonalisation of the stack would follow the scales
 
@@ -192,34 +195,34 @@ def test_patch_dropout_keeps_prefix_and_order() -> None:
 def test_distillation_from_a_teacher() -> None:
     student = randomize(vitkit.create("mu", distillation_token=True))
     teacher = randomize(vitkit.create("mu"), seed=5)
-    pre = student.config.preprocessing
     labels = torch.tensor([1, 2, 3, 4])
-    guide = Teacher(teacher, pre, pre)
-    hard = Objective(TrainConfig(teacher_share=0.5), teacher=guide)(Trainee(student), IMAGES, labels)
+    task = Classify(Outputs(), student.config.classes)
+    task.learn_from(Teacher(teacher, student, 0.5, 0.0))
+    hard = task.loss(Trainee(student), IMAGES, labels)
     ours, theirs = student.head.both(student.tokens(IMAGES))
     said = teacher(IMAGES).argmax(-1)
     ce = nn.functional.cross_entropy
     torch.testing.assert_close(hard, 0.5 * ce(ours, labels) + 0.5 * ce(theirs, said))
-    soft = Objective(TrainConfig(teacher_share=1.0, temperature=2.0), teacher=guide)
     plain_student = randomize(vitkit.create("mu"))
-    soft.teacher = Teacher(plain_student, pre, pre)
-    assert soft(Trainee(plain_student), IMAGES, labels).abs() < 1e-5  # its own teacher has nothing to add
+    task.learn_from(Teacher(plain_student, plain_student, 1.0, 2.0))
+    assert task.loss(Trainee(plain_student), IMAGES, labels).abs() < 1e-5  # its own teacher has nothing to add
+    with pytest.raises(ConfigError, match="fine-tune the teacher on this data first"):
+        Teacher(vitkit.create("mu", classes=7), student, 0.5, 0.0)
+    with pytest.raises(ConfigError, match="cannot learn from a teacher"):
+        Toy(Outputs(), 0).learn_from(Teacher(teacher, student, 0.5, 0.0))
 
 
 @pytest.mark.parametrize(
     ("depth", "changes", "lr", "layer_decay"),
     [(2, {}, 2e-3, None), (12, {}, 5e-4, 0.75), (12, {"freeze": "3"}, 5e-4, None), (2, {"lora": 2}, 8e-3, None)],
 )
-def test_few_blocks_are_fine_tuned_alike(
-    depth: int, changes: dict, lr: float, layer_decay: float | None, tmp_path: Path
-) -> None:
-    vitkit.save(vitkit.create("mu", depth=depth), tmp_path / "m.safetensors")
-    config = TrainConfig(data="digits", init=str(tmp_path / "m.safetensors"), **changes)
-    found = choose_optimizer(config, 64, True, [])
+def test_few_blocks_are_fine_tuned_alike(depth: int, changes: dict, lr: float, layer_decay: float | None) -> None:
+    config = TrainConfig(data="digits", init="m.safetensors", **changes)
+    found = choose_optimizer(config, 64, vitkit.create("mu", depth=depth).config, [])
     assert (found["optimizer"], found["lr"], found.get("layer_decay")) == ("adamw", lr, layer_decay)
 
 
 @pytest.mark.parametrize("init", ["runs/nope", "nope.safetensors"])
-def test_a_missing_checkpoint_is_not_taken_for_a_name(init: str) -> None:
+def test_a_missing_checkpoint_is_not_taken_for_a_name(init: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="neither an existing path nor a known model"):
-        choose_optimizer(TrainConfig(data="digits", init=init), 64, True, [])
+        vitkit.train(TrainConfig(data="digits", init=init, out=str(tmp_path / "run")))

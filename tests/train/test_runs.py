@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,14 +18,16 @@ from PIL import Image
 
 import vitkit
 from vitkit.errors import ConfigError, TrainError
-from vitkit.train import TrainConfig
-from vitkit.train.checkpoint import Keeper, damaged
-from vitkit.train.log import read
+from vitkit.progress import Progress
+from vitkit.training import run
+from vitkit.training.checkpoint import Keeper, damaged
+from vitkit.training.config import TrainConfig
+from vitkit.training.log import read
 
 KILLER = """
 import sys, json
-from vitkit.train import TrainConfig
-from vitkit.train.run import train
+from vitkit.training.config import TrainConfig
+from vitkit.training.run import train
 import torch; torch.set_num_threads(1)
 train(TrainConfig.from_dict(json.loads(sys.argv[1])), resume=sys.argv[2] == "resume")
 """
@@ -119,7 +122,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(short: dict, tmp_path: Path,
 
 @pytest.mark.slow
 def test_killed_with_loading_processes_and_resumed(short: dict, squares: str, tmp_path: Path) -> None:
-    """The pictures come from files, through two processes that load ahead of the step."""
+    """The images come from files, through two processes that load ahead of the step."""
     arrays = np.load(squares)
     for split in ("train", "val"):
         for i, (pixels, label) in enumerate(zip(arrays[f"x_{split}"], arrays[f"y_{split}"], strict=True)):
@@ -151,7 +154,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(short: dict) -> None:
     os.kill(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert b"all saved. Go on with: vitkit train" in errors
+    assert b"all saved. Resume with: vitkit train" in errors
     assert b"--resume" in errors
     assert Keeper(Path(short["out"]) / "checkpoints").newest() is not None
 
@@ -167,7 +170,9 @@ def test_a_damaged_checkpoint_is_passed_over(short: dict) -> None:
         file.write(b"damage")
     assert "does not match its checksum" in damaged(newest)
     told: list[str] = []
-    assert keeper.newest(told.append) == keeper.path(keeper.steps()[0])
+    watcher = Progress()
+    watcher.note = told.append  # type: ignore[method-assign]
+    assert keeper.newest(watcher) == keeper.path(keeper.steps()[0])
     assert "is damaged" in told[0]
 
 
@@ -179,7 +184,7 @@ def test_disk_full_keeps_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(vitkit.VitkitError, match=r"earlier ones are intact\. Free some space and go on with --resume"):
+    with pytest.raises(vitkit.VitkitError, match=r"are intact\. Free some space, then continue with --resume"):
         keeper.save(2, {"x": torch.ones(3)}, background=False)
     assert keeper.steps() == [1]
     assert not damaged(keeper.path(1))
@@ -187,17 +192,17 @@ def test_disk_full_keeps_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest
 
 
 def test_losses_that_are_not_finite_stop_the_run_with_a_replay(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.train import objective
-    from vitkit.train.replay import replay
+    from vitkit.tasks import classify
+    from vitkit.training.run import replay
 
-    original = objective.loss_of
+    original = classify.classification_loss
     calls = []
 
     def poisoned(logits: torch.Tensor, *rest: object) -> torch.Tensor:
         calls.append(1)
         return original(logits, *rest) * (float("nan") if len(calls) > 4 else 1.0)
 
-    monkeypatch.setattr(objective, "loss_of", poisoned)
+    monkeypatch.setattr(classify, "classification_loss", poisoned)
     with pytest.raises(TrainError, match=r"loss was nan in 5 steps in a row.*vitkit replay"):
         vitkit.train(TrainConfig(**short))
     lines = replay(Path(short["out"]) / "replay")
@@ -209,16 +214,16 @@ def test_losses_that_are_not_finite_stop_the_run_with_a_replay(short: dict, monk
 
 
 def test_a_single_bad_loss_is_skipped(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.train import objective
+    from vitkit.tasks import classify
 
-    original = objective.loss_of
+    original = classify.classification_loss
     calls = []
 
     def once(logits: torch.Tensor, *rest: object) -> torch.Tensor:
         calls.append(1)
         return original(logits, *rest) * (float("inf") if len(calls) == 3 else 1.0)
 
-    monkeypatch.setattr(objective, "loss_of", once)
+    monkeypatch.setattr(classify, "classification_loss", once)
     result = vitkit.train(TrainConfig(**short))
     assert result.skipped == 1
     assert all(t.isfinite().all() for t in vitkit.load(short["out"]).state_dict().values())
@@ -236,9 +241,9 @@ class Clock:
 
 def test_a_budget_is_kept(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """The schedule ends, evaluated and saved, having followed the clock."""
-    monkeypatch.setattr("vitkit.train.loop.time", Clock())
+    monkeypatch.setattr("vitkit.training.loop.time", Clock())
     config = TrainConfig(**{**short, "steps": 0, "budget": 6.0, "evaluations": 1})
-    result = vitkit.train(config, started=0.0)
+    result = run.train(config, started=0.0)
     assert result.steps > 10
     assert 3.5 < result.seconds < 6
     log = read(Path(short["out"]) / "log.jsonl")
@@ -248,17 +253,23 @@ def test_a_budget_is_kept(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_budget_that_is_over_at_once_still_makes_a_step(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.train.loop.time", Clock())
-    result = vitkit.train(TrainConfig(**{**short, "steps": 0, "budget": 6.0}), started=-60.0)
+    monkeypatch.setattr("vitkit.training.loop.time", Clock())
+    result = run.train(TrainConfig(**{**short, "steps": 0, "budget": 6.0}), started=-60.0)
     assert result.steps == 1
     assert result.validation
     assert (Path(short["out"]) / "curves.png").exists()
 
 
-def test_fine_tuning_at_twice_the_size(short: dict, tmp_path: Path) -> None:
+def test_fine_tuning_at_twice_the_size(short: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.training import parts
+
     vitkit.train(TrainConfig(**short))
+    read_once, opened_once = Mock(wraps=parts.open_checkpoint), Mock(wraps=run.open_data)
+    monkeypatch.setattr(parts, "open_checkpoint", read_once)
+    monkeypatch.setattr(run, "open_data", opened_once)
     tuned = {**short, "model": "", "changes": {}, "init": short["out"], "image_size": (16, 16), "steps": 4}
     result = vitkit.train(TrainConfig(**{**tuned, "out": str(tmp_path / "tuned")}))
+    assert read_once.call_count == opened_once.call_count == 1
     assert vitkit.load(tmp_path / "tuned").config.grid == (8, 8)
     assert result.best["top1"] > 0.8
     for name, extra in (("probe", {"freeze": "backbone"}), ("lora", {"lora": 2})):
@@ -268,7 +279,7 @@ def test_fine_tuning_at_twice_the_size(short: dict, tmp_path: Path) -> None:
 
 def test_a_run_is_never_overwritten(short: dict) -> None:
     vitkit.train(TrainConfig(**{**short, "steps": 2}))
-    with pytest.raises(TrainError, match="already holds a run; go on with it by --resume"):
+    with pytest.raises(TrainError, match="already holds a run; continue it with --resume"):
         vitkit.train(TrainConfig(**short))
     with pytest.raises(ConfigError, match="was trained on"):
         vitkit.train(TrainConfig(data="digits", out=short["out"]), resume=True)
@@ -280,10 +291,10 @@ def test_events_can_be_read_back(tmp_path: Path) -> None:
     """The records parse by their own rules: lengths, checksums, and the numbers inside."""
     import struct
 
-    from vitkit.train.log import Log, _crc
+    from vitkit.training.log import Log, _crc
 
     log = Log(tmp_path)
-    log.write(step=300, loss=0.25, lr=1e-3)
+    log.write({"step": 300, "loss": 0.25, "lr": 1e-3})
     log.close()
     data = (tmp_path / "events.out.tfevents.0.vitkit").read_bytes()
     records = []

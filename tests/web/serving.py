@@ -23,6 +23,8 @@ import vitkit
 from peers import randomize
 from vitkit.data import normalise, prepare, to_tensor
 from vitkit.data.decode import decode
+from vitkit.model.base import Outputs
+from vitkit.model.config import ResNetConfig, StemConfig
 from vitkit.runtime import open_runtime
 from vitkit.web.app import create_app
 from vitkit.web.models import Served
@@ -41,15 +43,30 @@ def small_model(name: str = "small", classes: int = 4, seed: int = 0, **changes:
     return Served(name, model, open_runtime(model, "eager"), ())
 
 
-def picture(size: tuple[int, int] = (48, 40), kind: str = "PNG", seed: int = 0) -> bytes:
+def values_model(name: str = "ages") -> Served:
+    """The same, but its two outputs are numbers."""
+    served = small_model(name, classes=2, seed=4)
+    served.model.outputs = Outputs("values", ("age", "height (cm)"), mean=(40.0, 170.0), std=(10.0, 2.0))
+    return served
+
+
+def resnet_model(name: str = "cnn") -> Served:
+    """No attention to look at."""
+    torch.manual_seed(0)
+    config = ResNetConfig((32, 32), 3, 4, StemConfig((1, 1), 8, "small"))
+    model = randomize(vitkit.create(config)).eval()
+    return Served(name, model, open_runtime(model, "eager"), ())
+
+
+def image(size: tuple[int, int] = (48, 40), kind: str = "PNG", seed: int = 0) -> bytes:
     """Something with large shapes, so that patches differ."""
     random = np.random.default_rng(seed)
-    image = Image.fromarray(random.integers(0, 80, (size[1], size[0], 3), dtype=np.uint8))
-    draw = ImageDraw.Draw(image)
+    canvas = Image.fromarray(random.integers(0, 80, (size[1], size[0], 3), dtype=np.uint8))
+    draw = ImageDraw.Draw(canvas)
     draw.ellipse((size[0] // 4, size[1] // 5, size[0] - 3, size[1] // 2), fill=(240, 200, 40))
     draw.rectangle((2, size[1] // 2, size[0] // 2, size[1] - 4), fill=(30, 90, 220))
     out = io.BytesIO()
-    image.save(out, kind)
+    canvas.save(out, kind)
     return out.getvalue()
 
 
@@ -78,6 +95,7 @@ def live(models: list[Served], **settings: Any) -> Iterator[tuple[str, Server]]:
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     while not server.started:
+        assert thread.is_alive(), "the server did not start"
         time.sleep(0.01)
     try:
         yield f"http://{chosen.host}:{listener.getsockname()[1]}", server
@@ -95,8 +113,8 @@ SECOND = small_model("other", classes=3, seed=1, image_size=(16, 32))
 
 
 def images_of(served: Served, data: bytes) -> torch.Tensor:
-    pre = served.config.preprocessing
-    return normalise(to_tensor(prepare(decode(data, served.config.channels), pre))[None], pre)
+    pre = served.model.config.preprocessing
+    return normalise(to_tensor(prepare(decode(data, served.model.config.channels), pre))[None], pre)
 
 
 def ask(method: str, path: str, models: tuple[Served, ...] = (MODEL,), settings: Any = None, **more: Any) -> Any:
@@ -108,7 +126,7 @@ def app_of(models: tuple[Served, ...], settings: ServeSettings | None) -> FastAP
     return create_app(models, settings or ServeSettings())
 
 
-def explained(query: str, data: bytes = picture(), models: tuple[Served, ...] = (MODEL,)) -> Any:
+def explained(query: str, data: bytes = image(), models: tuple[Served, ...] = (MODEL,)) -> Any:
     answer = ask("POST", f"/api/explain?{query}", models, content=data)
     assert answer.status_code == 200, answer.text
     return answer

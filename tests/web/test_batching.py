@@ -9,13 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import picture, small_model, with_client
+from serving import image, small_model, with_client
 
+from vitkit.web.answers import Problem
 from vitkit.web.app import create_app
-from vitkit.web.metrics import Metrics
-from vitkit.web.problems import Problem
 from vitkit.web.settings import ServeSettings
-from vitkit.web.worker import Worker
+from vitkit.web.worker import Metrics, Worker
 
 
 class Doubler:
@@ -35,7 +34,7 @@ class Doubler:
 
 
 def make(compute: Any, max_batch: int = 4, max_wait: float = 0.01, in_flight: int = 8) -> Worker[int, int]:
-    return Worker("test", compute, Metrics().of_worker("m", "w"), max_batch, max_wait, in_flight)
+    return Worker("test", compute, Metrics().workers.of("m", "w"), max_batch, max_wait, in_flight)
 
 
 async def ask(worker: Worker[int, int], *jobs: int) -> list[int]:
@@ -70,7 +69,7 @@ def test_what_arrives_during_a_batch_is_the_next_batch() -> None:
         first = asyncio.ensure_future(ask(worker, 1))
         await until(lambda: bool(compute.batches))
         others = [asyncio.ensure_future(ask(worker, i)) for i in range(2, 8)]
-        await asyncio.sleep(0.05)
+        await until(lambda: len(worker._queue) == 6)
         compute.gate.set()
         assert await first == [2]
         assert await asyncio.gather(*others) == [[2 * i] for i in range(2, 8)]
@@ -128,7 +127,7 @@ def test_full_is_said_at_once_and_places_come_back() -> None:
         await asyncio.sleep(0)
         with pytest.raises(Problem) as refused:
             await ask(worker, 9)
-        assert (refused.value.status, refused.value.retry_after) == (503, 1)
+        assert (refused.value.status, refused.value.response().headers["retry-after"]) == (503, "1")
         compute.gate.set()
         await asyncio.gather(*waiting)
         assert worker.taken == worker.coming == 0
@@ -146,7 +145,7 @@ def test_cancelled_jobs_are_not_computed() -> None:
         first = asyncio.ensure_future(ask(worker, 1))
         await until(lambda: bool(compute.batches))
         gone, stays = asyncio.ensure_future(ask(worker, 2)), asyncio.ensure_future(ask(worker, 3))
-        await asyncio.sleep(0.02)
+        await until(lambda: len(worker._queue) == 2)
         gone.cancel()
         await asyncio.sleep(0)
         compute.gate.set()
@@ -180,13 +179,13 @@ def test_closing_computes_what_is_waiting_and_takes_no_more() -> None:
         waiting = [asyncio.ensure_future(ask(worker, i)) for i in range(6)]
         await until(lambda: bool(compute.batches))
         closing = asyncio.ensure_future(asyncio.to_thread(worker.close))
-        await asyncio.sleep(0.02)
+        await until(lambda: worker._closing)
         with pytest.raises(Problem):
             await ask(worker, 9)
         compute.gate.set()
         assert await asyncio.gather(*waiting) == [[2 * i] for i in range(6)]
         await closing
-        assert not worker.alive
+        assert not worker.thread.is_alive()
 
     run(worker, test)
 
@@ -199,7 +198,7 @@ class Gated:
 
     def __init__(self, real: Any) -> None:
         self.real, self.gate, self.sizes = real, threading.Event(), []
-        self.name = "gated"
+        self.name, self.device = "gated", real.device
 
     def run(self, images: Any) -> Any:
         self.sizes.append(len(images))
@@ -218,43 +217,48 @@ def test_requests_are_batched_shed_and_answered() -> None:
     app, runtime = gated(max_batch=4, queue=6)
 
     async def visit(client: httpx.AsyncClient) -> None:
-        asked = [asyncio.ensure_future(client.post("/api/predict", content=picture())) for _ in range(30)]
+        asked = [asyncio.ensure_future(client.post("/api/predict", content=image())) for _ in range(30)]
         await until(lambda: sum(task.done() for task in asked) == 20)  # ten fit: four computed and six waiting
         refused = [task.result() for task in asked if task.done()]
         assert {answer.status_code for answer in refused} == {503}
         assert {answer.headers["retry-after"] for answer in refused} == {"1"}
         assert (await client.get("/healthz")).status_code == 200  # while the model computes: the event loop is free
+        waiting = app.state.service._predict["small"]._queue
+        await until(lambda: len(waiting) + sum(runtime.sizes) == 10)  # all are decoded
         runtime.gate.set()
         answers = await asyncio.gather(*asked)
         assert sorted(answer.status_code for answer in answers) == [200] * 10 + [503] * 20
         assert sum(runtime.sizes) == 10
         assert max(runtime.sizes) == 4
-        assert (await client.post("/api/predict", content=picture())).status_code == 200
+        assert (await client.post("/api/predict", content=image())).status_code == 200
 
     with_client(app, visit)
 
 
-def test_a_request_without_answer_is_given_up_and_its_pictures_dropped() -> None:
-    app, runtime = gated(timeout=0.3, max_batch=1)
+def test_a_request_without_answer_is_given_up_and_its_images_dropped() -> None:
+    app, runtime = gated(timeout=2.0, max_batch=1)
+    runtime.gate.set()
 
     async def visit(client: httpx.AsyncClient) -> None:
-        answers = await asyncio.gather(*(client.post("/api/predict", content=picture()) for _ in range(5)))
+        assert (await client.post("/api/predict", content=image())).status_code == 200  # decoding has started
+        runtime.gate.clear()
+        answers = await asyncio.gather(*(client.post("/api/predict", content=image()) for _ in range(5)))
         assert [answer.status_code for answer in answers] == [504] * 5
-        assert "0.3 seconds" in answers[0].text
+        assert "2 seconds" in answers[0].text
         runtime.gate.set()
         await until(lambda: app.state.service._predict["small"].taken == 0)
-        assert (await client.post("/api/predict", content=picture())).status_code == 200
-        assert len(runtime.sizes) == 2  # the one that had begun, and the last
+        assert (await client.post("/api/predict", content=image())).status_code == 200
+        assert len(runtime.sizes) == 3  # the first, the one that had begun, and the last
 
     with_client(app, visit)
 
 
-def test_more_pictures_than_fit_are_refused_as_a_whole() -> None:
+def test_more_images_than_fit_are_refused_as_a_whole() -> None:
     app, runtime = gated(max_batch=2, queue=2)
     runtime.gate.set()
 
     async def visit(client: httpx.AsyncClient) -> None:
-        files = [("f", (f"{i}.png", picture())) for i in range(5)]
+        files = [("f", (f"{i}.png", image())) for i in range(5)]
         assert (await client.post("/api/predict", files=files)).status_code == 503
         assert (await client.post("/api/predict", files=files[:4])).status_code == 200
 
@@ -265,10 +269,8 @@ def test_uploads_together_are_bounded() -> None:
     app, runtime = gated(max_buffered=3000, max_bytes=2500)
 
     async def visit(client: httpx.AsyncClient) -> None:
-        body = picture(kind="JPEG")[:2000]
-        asked = [
-            asyncio.ensure_future(client.post("/api/predict", content=picture((20, 20), "JPEG"))) for _ in range(4)
-        ]
+        body = image(kind="JPEG")[:2000]
+        asked = [asyncio.ensure_future(client.post("/api/predict", content=image((20, 20), "JPEG"))) for _ in range(4)]
         await until(lambda: sum(task.done() for task in asked) >= 1)
         assert asked[-1].result().status_code == 503
         runtime.gate.set()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from PIL import Image
-from serving import MODEL, ask, message, picture, small_model, with_client
+from serving import MODEL, ask, image, message, small_model, with_client
 
 from vitkit.web.app import create_app
 from vitkit.web.settings import ServeSettings
@@ -34,28 +35,28 @@ from vitkit.web.settings import ServeSettings
     ],
 )
 def test_wrong_fields_are_named(query: str, words: str) -> None:
-    answer = ask("POST", f"/api/explain?{query}", content=picture())
+    answer = ask("POST", f"/api/explain?{query}", content=image())
     assert answer.status_code == 422
     assert words in answer.json()["error"]["message"]
 
 
-def test_not_a_picture() -> None:
+def test_not_a_image() -> None:
     for body in (b"hello", b"%PDF-1.4 ...", b"\0" * 5000, b"<svg xmlns='http://www.w3.org/2000/svg'/>"):
         assert "JPEG" in message(ask("POST", "/api/predict", content=body), 415, "not_an_image")
     answer = ask("POST", "/api/predict", json={"image": "x"})
     assert "JSON" in message(answer, 415, "not_an_image")
-    assert "no picture" in message(ask("POST", "/api/predict", content=b""), 422, "no_image")
+    assert "no image" in message(ask("POST", "/api/predict", content=b""), 422, "no_image")
 
 
-def test_pictures_that_cannot_be_read() -> None:
-    data = picture(kind="JPEG")
+def test_images_that_cannot_be_read() -> None:
+    data = image(kind="JPEG")
     assert "truncated" in message(ask("POST", "/api/predict", content=data[: len(data) // 2]), 422, "bad_image")
-    answer = ask("POST", "/api/predict", files=[("a", ("good.png", picture())), ("b", ("bad.jpg", data[:300]))])
-    assert "picture 2 (bad.jpg)" in message(answer, 422, "bad_image")
+    answer = ask("POST", "/api/predict", files=[("a", ("good.png", image())), ("b", ("bad.jpg", data[:300]))])
+    assert "image 2 (bad.jpg)" in message(answer, 422, "bad_image")
 
 
 def flat_png(width: int, height: int) -> bytes:
-    """A picture of very many pixels in very few bytes."""
+    """An image of very many pixels in very few bytes."""
     out = io.BytesIO()
     Image.new("1", (width, height)).save(out, "PNG")
     return out.getvalue()
@@ -66,7 +67,7 @@ def test_bombs_and_absurd_dimensions() -> None:
     assert len(bomb) < 20_000
     assert "50,000,000" in message(ask("POST", "/api/predict", content=bomb), 422, "bad_image")
     thin = small_model("thin", preprocessing=None)
-    config = thin.config.replace(preprocessing=type(thin.config.preprocessing)(size=(32, 32), fit="crop"))
+    config = thin.model.config.replace(preprocessing=type(thin.model.config.preprocessing)(size=(32, 32), fit="crop"))
     thin.model.config = config
     answer = ask("POST", "/api/predict", (thin,), content=flat_png(10_000_000, 1))  # 10 GB if it were enlarged whole
     assert answer.status_code == 200
@@ -90,7 +91,7 @@ def test_too_large_is_refused_while_it_arrives() -> None:
 
 
 def test_forms_that_are_wrong() -> None:
-    answer = ask("POST", "/api/predict", files={"a": picture()}, data={"top": "3"})
+    answer = ask("POST", "/api/predict", files={"a": image()}, data={"top": "3"})
     assert "?top=" in message(answer, 422, "bad_form")
     head = {"content-type": "multipart/form-data"}
     assert "boundary" in message(ask("POST", "/api/predict", content=b"--x", headers=head), 422, "bad_form")
@@ -98,7 +99,7 @@ def test_forms_that_are_wrong() -> None:
     message(ask("POST", "/api/predict", content=b"no form at all", headers=head), 422, "bad_form")
     many = [("f", (f"{i}.png", b"x")) for i in range(40)]
     assert "more than 32" in message(ask("POST", "/api/predict", files=many), 422, "too_many")
-    two = [("a", ("a.png", picture())), ("b", ("b.png", picture()))]
+    two = [("a", ("a.png", image())), ("b", ("b.png", image()))]
     assert "more than 1" in message(ask("POST", "/api/explain", files=two), 422, "too_many")
 
 
@@ -113,10 +114,10 @@ def test_a_slow_upload_is_given_up() -> None:
 
 def test_too_many_values_are_refused_before_they_are_made() -> None:
     wide = small_model("wide", image_size=256, patch_size=4, depth=3)  # 4096 patches: 16 million pairs per head
-    answer = ask("POST", "/api/explain?layer=all&head=all&query=all&format=npy", (wide,), content=picture())
+    answer = ask("POST", "/api/explain?layer=all&head=all&query=all&format=npy", (wide,), content=image())
     assert "one layer" in message(answer, 422, "too_many")
     middle = small_model("middle", image_size=128, patch_size=4, depth=1)
-    answer = ask("POST", "/api/explain?query=all", (middle,), content=picture())
+    answer = ask("POST", "/api/explain?query=all", (middle,), content=image())
     assert "format=npy" in message(answer, 422, "too_many")
 
 
@@ -170,7 +171,57 @@ def test_the_token() -> None:
         assert ask("GET", path, settings=settings, headers=bad).status_code == 401, path
     for path in ("/healthz", "/readyz"):
         assert ask("GET", path, settings=settings).status_code == 200
-    message(ask("POST", "/api/predict", settings=settings, content=picture()), 401, "no_token")
+    message(ask("POST", "/api/predict", settings=settings, content=image()), 401, "no_token")
+
+
+def test_bearer_in_any_case() -> None:
+    settings = ServeSettings(token="a-long-secret")
+    for scheme, status in (("bearer", 200), ("BEARER", 200), ("Bearer ", 200), ("Basic", 401), ("", 401)):
+        answer = ask("GET", "/api/model", settings=settings, headers={"authorization": f"{scheme} a-long-secret"})
+        assert answer.status_code == status, scheme
+
+
+def test_openapi_says_that_a_token_is_needed() -> None:
+    settings = ServeSettings(token="a-long-secret")
+    good = {"authorization": "Bearer a-long-secret"}
+    description = ask("GET", "/openapi.json", settings=settings, headers=good).json()
+    assert description["components"]["securitySchemes"] == {"token": {"type": "http", "scheme": "bearer"}}
+    assert description["security"] == [{"token": []}]
+    assert description["paths"]["/healthz"]["get"]["security"] == []
+    assert "security" not in description["paths"]["/api/v1/predict"]["post"]
+    assert "securitySchemes" not in ask("GET", "/openapi.json").json()["components"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),  # a program
+        ({"origin": "http://localhost"}, 200),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "http://localhost:9999"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "https://evil.example", "sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"origin": "https://behind.proxy", "sec-fetch-site": "same-origin"}, 200),
+    ],
+)
+def test_a_page_of_another_site_has_nothing_computed(headers: dict[str, str], status: int) -> None:
+    for path in ("predict", "explain"):
+        answer = ask("POST", f"/api/{path}", content=image(), headers=headers)
+        assert answer.status_code == status
+        if status == 403:
+            assert "--cors" in message(answer, 403, "foreign_origin")
+    assert ask("GET", "/api/model", headers=headers).status_code == 200  # which its browser does not let it read
+
+
+def test_a_page_that_may_call_the_api() -> None:
+    head = {"origin": "https://example.org", "sec-fetch-site": "cross-site"}
+    for cors in ("https://example.org", "*"):
+        settings = ServeSettings(cors=(cors,))
+        assert ask("POST", "/api/predict", settings=settings, content=image(), headers=head).status_code == 200
+    head["origin"] = "https://elsewhere.org"
+    settings = ServeSettings(cors=("https://example.org",))
+    message(ask("POST", "/api/predict", settings=settings, content=image(), headers=head), 403, "foreign_origin")
 
 
 def test_the_token_of_a_browser_becomes_a_cookie() -> None:
@@ -194,3 +245,14 @@ def test_the_token_of_a_browser_becomes_a_cookie() -> None:
         assert (await client.get("/")).status_code == 200
 
     with_client(app, visit)
+
+
+@pytest.mark.parametrize("named", ["{path}", '{{"path": "{path}"}}', "file://{path}"])
+def test_a_request_cannot_name_a_file_of_the_server(tmp_path: Path, named: str) -> None:
+    """Clients send the bytes of an image; what names one, by path or by address, is no image."""
+    (tmp_path / "secret.png").write_bytes(image())
+    text = named.format(path=tmp_path / "secret.png").encode()
+    assert ask("POST", "/api/predict", content=image()).status_code == 200
+    assert ask("POST", "/api/predict", content=text).status_code in (415, 422, 400)
+    form = ask("POST", "/api/predict", files=[("a", (str(tmp_path / "secret.png"), text))])
+    assert "predictions" not in form.json() or "error" in form.json()["predictions"][0]

@@ -10,7 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
-from serving import picture, small_model
+from serving import image, small_model
 
 from vitkit.web.app import create_app
 from vitkit.web.settings import ServeSettings
@@ -40,8 +40,8 @@ def ask_all(examples: int) -> int:
         def check(case: Any) -> None:
             nonlocal asked
             asked += 1
-            if case.body is not None and case.method == "POST" and asked % 2:  # half of them with a real picture
-                case.body, case.media_type = picture(), "image/png"
+            if case.body is not None and case.method == "POST" and asked % 2:  # half of them with a real image
+                case.body, case.media_type = image(), "image/png"
             answer = case.call()
             assert answer.status_code < 500, f"{case.method} {case.formatted_path} {case.query}: {answer.text}"
             case.validate_response(answer, checks=CHECKS)

@@ -18,7 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import live, picture, small_model
+import torch
+from serving import image, live, small_model
 
 import vitkit
 from vitkit.errors import ConfigError
@@ -30,7 +31,7 @@ from vitkit.web.settings import ServeSettings
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     served = small_model()
     path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    vitkit.save(served.model, path, class_names=tuple(served.classes))
+    vitkit.save(served.model, path, class_names=tuple(served.names))
     return path
 
 
@@ -73,7 +74,7 @@ def test_sigterm_under_load_answers_everything_that_was_accepted(checkpoint: Pat
     """
     statuses: Counter[int] = Counter()
     lost: list[str] = []
-    body = picture()
+    body = image()
     with process(str(checkpoint)) as (address, server, lines):
 
         def client() -> None:
@@ -114,7 +115,7 @@ def test_a_client_that_hangs_up_is_not_computed_for() -> None:
     real = served.runtime
 
     class Gated:
-        name = "gated"
+        name, device = "gated", torch.device("cpu")
 
         def run(self, images: Any) -> Any:
             sizes.append(len(images))
@@ -125,7 +126,7 @@ def test_a_client_that_hangs_up_is_not_computed_for() -> None:
     with live([served], max_batch=1) as (address, server):
         service = server.config.app.state.service  # type: ignore[union-attr]
         host, port = address.removeprefix("http://").split(":")
-        body = picture()
+        body = image()
         head = f"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
         def begin() -> socket.socket:
@@ -163,9 +164,9 @@ def test_a_taken_port_and_too_many_models_are_errors(checkpoint: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = ServeSettings(port=taken.getsockname()[1])
         with pytest.raises(ConfigError, match="choose another --port"):
-            serve([str(checkpoint)], settings, False, lambda line: None)
+            serve([str(checkpoint)], settings, False)
     with pytest.raises(ConfigError, match="one model, or two"):
-        serve(["a", "b", "c"], ServeSettings(), False, lambda line: None)
+        serve(["a", "b", "c"], ServeSettings(), False)
 
 
 @pytest.mark.parametrize(

@@ -7,102 +7,69 @@ say so in `open_clip_config.json`, and without that file QuickGELU is assumed.
 
 from __future__ import annotations
 
-from typing import Any
+from torch import Tensor
 
-import torch
-
-from vitkit.checkpoints.layout import (
-    Checkpoint,
-    LazyTensors,
-    NameMap,
-    Tensors,
-    count,
-    find_grid,
-    make_config,
-    need,
-    tower,
-)
+from vitkit.checkpoints import reading
+from vitkit.checkpoints.family import Checkpoint, Fields, Opened, Table
+from vitkit.checkpoints.options import ModelOptions
+from vitkit.checkpoints.tensors import NameMap, block
 from vitkit.errors import CheckpointError
 
-BLOCK = "transformer.resblocks.{i}"
+BLOCK = "transformer.resblocks.{i}."
 NAMES = NameMap(  # each after the prefix visual.
     ("conv1.weight", "patches.weight"),
     ("class_embedding", "class_token"),
     ("positional_embedding", "positions.learned"),
     ("ln_pre.*", "pre_norm.*"),
-    (f"{BLOCK}.ln_1.*", "encoder.blocks.{i}.norm1.*"),
-    (f"{BLOCK}.attn.in_proj_weight", "encoder.blocks.{i}.attention.qkv.weight"),
-    (f"{BLOCK}.attn.in_proj_bias", "encoder.blocks.{i}.attention.qkv.bias"),
-    (f"{BLOCK}.attn.out_proj.*", "encoder.blocks.{i}.attention.out.*"),
-    (f"{BLOCK}.ls_1.gamma", "encoder.blocks.{i}.scale1"),
-    (f"{BLOCK}.ln_2.*", "encoder.blocks.{i}.norm2.*"),
-    (f"{BLOCK}.mlp.c_fc.*", "encoder.blocks.{i}.mlp.up.*"),
-    (f"{BLOCK}.mlp.c_proj.*", "encoder.blocks.{i}.mlp.down.*"),
-    (f"{BLOCK}.ls_2.gamma", "encoder.blocks.{i}.scale2"),
+    *block(BLOCK, norm1="ln_1.*", qkv="attn.in_proj_*", out="attn.out_proj.*", scale1="ls_1.gamma"),
+    *block(BLOCK, norm2="ln_2.*", up="mlp.c_fc.*", down="mlp.c_proj.*", scale2="ls_2.gamma"),
     ("ln_post.*", "norm.*"),
     ("proj", "head.projection.weight"),
 )
 STATISTICS = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 
 
-def matches(tensors: Tensors) -> bool:
+def matches(opened: Opened) -> bool:
     """True with and without the prefixes `module.` and `visual.`."""
-    return any(n.endswith("class_embedding") for n in tensors) and any(
-        n.endswith("transformer.resblocks.0.ln_1.weight") for n in tensors
-    )
+    ends = ("class_embedding", "transformer.resblocks.0.ln_1.weight")
+    return all(any(name.endswith(end) for name in opened.tensors) for end in ends)
 
 
-def read(tensors: Tensors, about: dict[str, Any] | None = None, given: dict[str, Any] | None = None) -> Checkpoint:
-    """`about` is open_clip_config.json, if there is one."""
+def read(opened: Opened, options: ModelOptions) -> Checkpoint:
     notes: list[str] = []
-    given = dict(given or {})
-    prefixes = ("visual.", "module.visual.", "model.visual.")
-    images = tower(tensors, prefixes, "class_embedding", "of the text tower and beside it", notes)
-    if "attn_pool.query" in images or "transformer.resblocks.0.attn.ln.weight" in images:
-        raise CheckpointError("not supported: a CLIP image tower with attentional pooling or norms inside attention")
-    lazy = NAMES.renamed(images)
-    config = make_config(given, **_fields(lazy, about or {}, given, notes))
-    converted = {name: lazy[name] for name in lazy}
-    converted["class_token"] = converted["class_token"].reshape(1, -1)
-    if "head.projection.weight" in converted:
-        converted["head.projection.weight"] = converted["head.projection.weight"].T.contiguous()
-    converted["patches.bias"] = torch.zeros(config.width, dtype=lazy.dtype("patches.weight"))
-    return Checkpoint(config, converted, None, notes, "clip", NAMES.theirs)
-
-
-def _fields(tensors: LazyTensors, about: dict[str, Any], given: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    width, channels, *patch = need(tensors, "patches.weight", 4)
-    need(tensors, "class_token", 1)
-    size = given.get("image_size")
-    grid, _ = find_grid(need(tensors, "positions.learned", 2)[0], [1], (patch[0], patch[1]), size)
-    model = about.get("model_cfg", about)
-    vision = model.get("vision_cfg") or {}
-    if about:
-        quick = bool(model.get("quick_gelu"))
-        heads = width // max(1, int(vision.get("head_width", 64)))
-    else:
-        quick, heads = True, given.get("heads") or max(1, width // 64)
-        if "heads" not in given:
-            notes.append(f"{heads} heads: not in the file, OpenAI's code has 64 channels in each")
-        if "activation" not in given:
-            notes.append("activation: not in the file, OpenAI's quick-gelu is assumed (most open_clip models: gelu)")
-    projection = "head.projection.weight"
-    if projection not in tensors and given.get("projection") != 0:
-        raise CheckpointError("the tensor 'proj' is missing; if the tower really has no projection, pass projection=0")
-    return {
-        "image_size": (grid[0] * patch[0], grid[1] * patch[1]),
-        "patch_size": (patch[0], patch[1]),
-        "channels": channels,
-        "width": width,
-        "depth": count(tensors, "encoder.blocks.{i}.norm1.weight"),
-        "heads": heads,
-        "mlp_width": need(tensors, "encoder.blocks.0.mlp.up.weight", 2)[0],
-        "classes": 0,
+    images = opened.tensors.tower(("visual.", "module.visual.", "model.visual."), "class_embedding", notes)
+    if "proj" not in images and options.fields.get("projection") != 0:
+        stated = "if the tower really has no projection, pass projection=0 (--set projection=0)"
+        raise CheckpointError(f"the tensor 'proj' is missing; {stated}")
+    images.need("class_embedding", 1)
+    tensors = images.renamed(NAMES.ours).converted(_convert)
+    patch, width, body = reading.body_of(tensors)
+    fields = {
+        **body,
+        **_numerics(opened.table("open_clip_config.json"), width, options, notes),
+        "image_size": reading.image_size_of(tensors, [1], patch, options.image_size)[0],
         "position_resize": "timm",  # as open_clip resizes: bicubic with antialiasing
-        "pre_norm": True,
         "norm_eps": 1e-5,
-        "activation": "quick-gelu" if quick else "gelu",
-        "layer_scale": 1e-5 if "encoder.blocks.0.scale1" in tensors else None,
-        "projection": need(tensors, projection, 2)[1] if projection in tensors else 0,
         "preprocessing": {**STATISTICS, "fit": "crop", "interpolation": "bicubic"},
     }
+    return reading.make_checkpoint(tensors, options, notes, NAMES.theirs, **fields)
+
+
+def _convert(name: str, tensor: Tensor) -> Tensor:
+    if name == "class_token":
+        return tensor.reshape(1, -1)
+    return tensor.T.contiguous() if name == "head.projection.weight" else tensor
+
+
+def _numerics(about: Table, width: int, options: ModelOptions, notes: list[str]) -> Fields:
+    """Heads and activation: from open_clip's file, or as OpenAI's code has them."""
+    if about:
+        model = about.table("model_cfg") or about
+        heads = width // max(1, model.table("vision_cfg").whole("head_width", 64))
+        return {"heads": heads, "activation": "quick-gelu" if model.get("quick_gelu") else "gelu"}
+    heads = options.heads or max(1, width // 64)
+    if options.heads is None:
+        notes.append(f"{heads} heads: not in the file, OpenAI's code has 64 channels in each")
+    if options.activation is None:
+        notes.append("activation: not in the file, OpenAI's quick-gelu is assumed (most open_clip models: gelu)")
+    return {"heads": heads, "activation": "quick-gelu"}

@@ -1,98 +1,116 @@
-"""Recognise a checkpoint -> read it -> adapt size and classes -> load it strictly.
+"""Open -> recognise -> read -> adapt size and classes -> load strictly.
 
-    model = vitkit.load("checkpoint.npz", image_size=384, classes=10)
-    print(*model.load_report, sep="\\n")
+`open_checkpoint` stops after reading: the configuration is known, no tensor has been read yet. `load` takes
+what it returns, so that a file which is looked at first is opened only once.
 
-`open_checkpoint` stops after reading and gives the checkpoint as data.
+Shapes: D width, C channels, P x Q patch, h x w grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from vitkit.checkpoints import big_vision, clip, facebook, google, huggingface, native, timm, torchvision
-from vitkit.checkpoints.adapt import adapt
-from vitkit.checkpoints.files import kind_of, open_tensors, read_json
-from vitkit.checkpoints.layout import Checkpoint, LazyTensors
-from vitkit.checkpoints.strict import check_fit, to_one_dtype
-from vitkit.errors import CheckpointError, ConfigError, did_you_mean
+from vitkit.checkpoints import mapped
+from vitkit.checkpoints.families import FAMILIES, family
+from vitkit.checkpoints.family import Checkpoint, Opened
+from vitkit.checkpoints.files import in_words
+from vitkit.checkpoints.options import ModelOptions
+from vitkit.checkpoints.source import locate, on_hub, open_path
+from vitkit.checkpoints.strict import check_fit
+from vitkit.errors import CheckpointError, ConfigError
 from vitkit.model import zoo
+from vitkit.model.base import Outputs
 from vitkit.model.build import Model, create
-from vitkit.model.config import AnyConfig, ViTConfig
+from vitkit.model.config import AnyConfig, ResNetConfig, Size, ViTConfig
+from vitkit.model.patches import conv_to_linear, linear_to_conv
+from vitkit.model.positions import POSITIONS
+from vitkit.model.rotary import Rotary
 
-WEIGHTS = (  # the files of a folder that may hold the weights, best first
-    "best.safetensors",
-    "model.safetensors",
-    "last.safetensors",
-    "open_clip_model.safetensors",
-    "pytorch_model.bin",
-    "open_clip_pytorch_model.bin",
-    "model.pth",
-    "model.npz",
-)
-_SOURCE = "a file, a folder, a run directory, hf:owner/name, timm:name, or a name of `vitkit zoo`"
+SizeLike = int | str | tuple[int, int]
 
 
 def load(
-    source: str | Path,
-    image_size: Any = None,
+    source: str | Path | Checkpoint,
+    image_size: SizeLike | None = None,
     classes: int | None = None,
-    patch_size: Any = None,
+    patch_size: SizeLike | None = None,
     *,
     channels: int | None = None,
     resize: str | None = None,
     dtype: str | torch.dtype | None = None,
-    **stated: Any,
+    map: str | Path | Mapping[str, object] | None = None,
+    options: ModelOptions | None = None,
+    **stated: object,
 ) -> Model:
     """A model from a checkpoint of any family, or with fresh weights from a name of the zoo.
 
     What is asked for and differs is adapted: positions to `image_size` (the family's own way, or
     `resize`), the patch embedding to `patch_size`, the first filters to `channels`, the classifier to
     `classes` (starting at zero). `dtype` None keeps the file's. `stated` are fields of `ViTConfig` that
-    a file cannot tell, such as heads=6 or activation="gelu-tanh".
+    a file cannot tell, such as heads=6 or activation="gelu-tanh". `map` has the names of a home-made model, a
+    .toml file or its tables (docs/checkpoints.md). `options` holds all of these at once.
 
-    The model is in evaluation mode; it has `class_names` (or None) and `load_report`, one line for each
-    thing that was assumed, left out or adapted.
+    The model is in evaluation mode; it has `outputs`, `class_names` (or None), `pretrained` and
+    `load_report`, one line for each thing that was assumed, left out or adapted.
     """
-    if (fresh := _from_zoo(source)) is not None:
-        changes = {"image_size": image_size, "classes": classes, "patch_size": patch_size, "channels": channels}
-        changes |= {"position_resize": resize, **stated}
-        model = create(fresh, **{k: v for k, v in changes.items() if v is not None})
-        return _finish(model.to(parse_dtype(dtype)) if dtype is not None else model, None, ["fresh weights"])
-    checkpoint = open_checkpoint(source, image_size=image_size, **stated)
-    checkpoint = adapt(checkpoint, image_size, patch_size, channels, classes, resize)
-    return to_model(checkpoint, str(source), dtype)
-
-
-def to_model(checkpoint: Checkpoint, where: str, dtype: str | torch.dtype | None = None) -> Model:
-    """Strictly: every tensor of the model is in the checkpoint, every tensor of the checkpoint in the model."""
-    model = check_fit(checkpoint, where)
-    to_one_dtype(checkpoint, None if dtype is None else parse_dtype(dtype))
+    given: dict[str, object] = {"image_size": image_size, "patch_size": patch_size, "resize": resize, "dtype": dtype}
+    options = options or ModelOptions.of(**given, classes=classes, channels=channels, map=map, **stated)
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, options)
+    model, checkpoint = prepare(checkpoint, options)
     model.load_state_dict(checkpoint.tensors, strict=True, assign=True)  # no copy: they take the places
-    return _finish(model, checkpoint.class_names, checkpoint.notes)
-
-
-def _finish(model: Model, class_names: tuple[str, ...] | None, notes: list[str]) -> Model:
-    told: Any = model
-    told.class_names, told.load_report = class_names, tuple(notes)
+    model.outputs, model.load_report = checkpoint.outputs, tuple(checkpoint.notes)
+    model.pretrained = checkpoint.format != "zoo"
     return model.eval()
 
 
-def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    words = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-    words |= {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    found = words.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in words.values():
-        raise CheckpointError(f"dtype={dtype!r} is not known; choose float32, float16, bfloat16 or float64")
-    return found
+def prepare(checkpoint: Checkpoint, options: ModelOptions) -> tuple[Model, Checkpoint]:
+    """The checkpoint adapted, every tensor read, all in one dtype; and the model that it fits, without memory yet."""
+    with in_words(checkpoint.source):
+        adapted = adapt(checkpoint, options)
+        model = check_fit(adapted)
+    found = {t.dtype for t in adapted.tensors.values()}
+    wanted = getattr(torch, options.dtype) if options.dtype else reduce(torch.promote_types, found)  # the widest
+    if found != {wanted}:
+        words = ", ".join(sorted(map(str, found)))
+        note = f"{words} -> {wanted}" if options.dtype else f"the file mixes {words}; all became {wanted}"
+        adapted.notes.append(f"dtype: {note}".replace("torch.", ""))
+        adapted.tensors = {name: t.to(wanted) for name, t in adapted.tensors.items()}
+    return model, adapted
+
+
+def open_checkpoint(source: str | Path, options: ModelOptions | None = None, **stated: object) -> Checkpoint:
+    """A checkpoint as data, unadapted, its tensors not read yet; a name of the zoo gives fresh weights."""
+    options = options or ModelOptions.of(**stated)
+    if (fresh := _from_zoo(source)) is not None:
+        model = create(fresh, **options.changes)
+        return Checkpoint(model.config, model.state_dict(), notes=["fresh weights"], format="zoo", source=str(source))
+    path = locate(source)
+    with in_words(str(source), str(path)):
+        opened = open_path(path, as_named=options.map is not None)
+        format = "map" if options.map is not None else _recognise(opened)
+        read = mapped.read(opened, options) if options.map is not None else family(format).read(opened, options)
+    return dataclasses.replace(read, format=format, source=str(source), notes=[*opened.notes, *read.notes])
+
+
+def _recognise(opened: Opened) -> str:
+    if format := next((name for name in FAMILIES if family(name).matches(opened)), None):
+        return format
+    examples, known = ", ".join(repr(name) for name in list(opened.tensors)[:3]), ", ".join(FAMILIES)
+    unknown = f"the tensors have names of no known family, such as {examples}; known are {known}"
+    raise CheckpointError(
+        f"{unknown}. If its parts are those of a ViT, give their names: map='names.toml' (--name-map)"
+    )
 
 
 def _from_zoo(source: str | Path) -> AnyConfig | None:
-    if not isinstance(source, str) or source.startswith(("hf:", "timm:")) or Path(source).exists():
+    if not isinstance(source, str) or on_hub(source) or Path(source).exists():
         return None
     try:
         return zoo.config(source)
@@ -100,149 +118,110 @@ def _from_zoo(source: str | Path) -> AnyConfig | None:
         return None
 
 
-def find_config(source: str) -> AnyConfig:
-    """The configuration behind a name of the zoo or a checkpoint."""
-    if source.startswith(("hf:", "timm:")) or Path(source).exists() or ("/" in source.strip("/") and "." in source):
-        return _from_zoo(source) or open_checkpoint(source).config
-    return zoo.config(source)
+def find_config(source: str, options: ModelOptions | None = None) -> AnyConfig:
+    """The configuration behind a name of the zoo or a checkpoint, with what `options` change."""
+    is_file = on_hub(source) or Path(source).exists() or ("/" in source.strip("/") and "." in source)
+    config = open_checkpoint(source, options).config if is_file and not _from_zoo(source) else zoo.config(source)
+    return config.replace(**options.changes) if options is not None and options.changes else config
 
 
-def open_checkpoint(source: str | Path, **stated: Any) -> Checkpoint:
-    """Read a checkpoint as data, unadapted: configuration, tensors, class names and notes.
-
-    A name of the zoo gives fresh weights.
-    """
-    stated = {k: v for k, v in stated.items() if v is not None}
-    _check_stated(stated)
-    if (fresh := _from_zoo(source)) is not None:
-        model = create(fresh, **stated)
-        return Checkpoint(model.config, dict(model.state_dict()), None, ["fresh weights"], "zoo")
-    path, name = _locate(source)
-    try:
-        return _read_folder(path, stated) if path.is_dir() else _read_file(path, stated)
-    except CheckpointError as e:
-        message = str(e)
-        raise CheckpointError(message if str(path) in message else f"{name}: {message}") from e
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError, OSError) as e:
-        raise CheckpointError(f"{name}: the checkpoint is damaged or of an unknown kind ({e}); fetch it again") from e
+def adapt(checkpoint: Checkpoint, options: ModelOptions) -> Checkpoint:
+    """Everything that was asked for and differs, with a note of each; the rest stays as it is. Every tensor is read."""
+    tensors = dict(checkpoint.tensors)
+    result = dataclasses.replace(checkpoint, tensors=tensors, notes=list(checkpoint.notes))
+    if options.resize is not None and isinstance(result.config, ViTConfig):
+        result.config = result.config.replace(position_resize=options.resize)
+    if options.channels is not None and options.channels != result.config.channels:
+        _to_channels(result, tensors, options.channels)
+    if options.patch_size is not None or options.image_size is not None:
+        _to_sizes(result, tensors, options)
+    if options.classes is not None and options.classes != result.config.classes:
+        _to_classes(result, tensors, options.classes)
+    return result
 
 
-def _check_stated(stated: dict[str, Any]) -> None:
-    known = list(ViTConfig.__dataclass_fields__)
-    for key in stated:
-        if key not in known:
-            raise CheckpointError(f"load() has no argument {key!r}, nor has ViTConfig.{did_you_mean(key, known)}")
-
-
-def _locate(source: str | Path) -> tuple[Path, str]:
-    if isinstance(source, str) and source.startswith(("hf:", "timm:")):
-        from vitkit.checkpoints.hub import fetch
-
-        return fetch(source), source
-    path = Path(source).expanduser()
-    try:
-        if path.exists():
-            return path, str(path)
-    except OSError as e:  # a name too long for the file system, say
-        raise CheckpointError(f"{str(source)[:200]!r} cannot be opened ({e.strerror}); give {_SOURCE}") from e
-    if path.parent.is_dir() and path.parent != Path():
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()])
+def _to_channels(checkpoint: Checkpoint, tensors: dict[str, Tensor], channels: int) -> None:
+    config = checkpoint.config
+    if isinstance(config, ResNetConfig) or config.stem:
+        first = next(n for n in ("stem.convs.0.weight", "stem.root.0.weight", "stem.root.weight") if n in tensors)
+        tensors[first] = resize_channels(tensors[first], channels)
     else:
-        near = did_you_mean(str(source), zoo.ZOO)
-    raise CheckpointError(f"{str(source)!r} is neither an existing path nor a known model.{near} Give {_SOURCE}")
+        _change_patches(tensors, config, lambda weight: resize_channels(weight, channels))
+    how = "summed" if channels == 1 else "repeated and rescaled"
+    checkpoint.notes.append(f"input channels: {config.channels} -> {channels}, the filters {how}")
+    checkpoint.config = config.replace(channels=channels)
 
 
-def _read_file(path: Path, stated: dict[str, Any]) -> Checkpoint:
-    tensors, metadata = open_tensors(path, kind_of(path))
-    if native.is_native(metadata):
-        return _native(tensors, metadata, path, stated)
-    about: dict[str, Path] = {}
-    if path.name in WEIGHTS:  # part of a folder, by its name
-        about = {name: p for name in _COMPANIONS if (p := path.with_name(name)).is_file()}
-    return read_tensors(tensors, {name: read_json(p) for name, p in about.items()}, stated)
+def resize_channels(weight: Tensor, channels: int) -> Tensor:
+    """D C P Q -> D channels P Q. A grey image gives what it gave as RGB; N channels keep the scale of the sum."""
+    given = weight.shape[1]
+    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    if channels == 1:
+        return wide.sum(dim=1, keepdim=True).to(weight.dtype)
+    repeated = wide.repeat(1, -(-channels // given), 1, 1)[:, :channels]
+    return (repeated * (given / channels)).to(weight.dtype)
 
 
-_COMPANIONS = ("config.json", "preprocessor_config.json", "open_clip_config.json")
+def _to_sizes(checkpoint: Checkpoint, tensors: dict[str, Tensor], options: ModelOptions) -> None:
+    old, notes = checkpoint.config, checkpoint.notes
+    size = options.image_size or old.image_size
+    if isinstance(old, ResNetConfig):
+        if options.patch_size is not None:
+            raise CheckpointError("a ResNet has no patches; leave patch_size (--patch-size) out")
+        checkpoint.config = old.replace(image_size=size)
+    else:
+        checkpoint.config = new = old.replace(image_size=size, patch_size=options.patch_size or old.patch_size)
+        if new.patch_size != old.patch_size:
+            _change_patches(tensors, old, lambda weight: resize_patches(weight, new.patch_kernel))
+            sizes = f"{_times(old.patch_size)} -> {_times(new.patch_size)}"
+            notes.append(f"patches: {sizes}, pseudo-inverse resize (FlexiViT)")
+    if size != old.image_size:
+        notes.append(f"image size: {_times(old.image_size)} -> {_times(size)}")
+    if isinstance(old, ViTConfig) and new.grid != old.grid and new.positions == "rope-2d":
+        checkpoint.config = new.replace(positions="none", rotary=Rotary.rope_2d(old))  # the trained grid is remembered
+    if isinstance(old, ViTConfig) and new.grid != old.grid and POSITIONS[old.positions].resize(tensors, old, new):
+        grids = f"{_times(old.grid)} -> {_times(new.grid)}"
+        notes.append(f"positions: grid {grids}, resized the way of {new.position_resize}")
 
 
-def _native(tensors: LazyTensors, metadata: dict[str, str], path: Path, stated: dict[str, Any]) -> Checkpoint:
-    checkpoint = native.read(tensors, metadata, path)
-    changes = {k: v for k, v in stated.items() if k != "image_size"}
-    if changes:
-        checkpoint.config = checkpoint.config.replace(**changes)
-        checkpoint.notes += [f"{k}={v!r}: stated by the caller" for k, v in changes.items()]
-    return checkpoint
+def _change_patches(tensors: dict[str, Tensor], config: ViTConfig, change: Callable[[Tensor], Tensor]) -> None:
+    """The patch embedding, changed in its form as a convolution."""
+    weight, linear = tensors["patches.weight"], config.patch_embedding == "linear"
+    changed = change(linear_to_conv(weight, config.patch_kernel) if linear else weight)
+    tensors["patches.weight"] = conv_to_linear(changed) if linear else changed
 
 
-def _read_folder(path: Path, stated: dict[str, Any]) -> Checkpoint:
-    about = {name: read_json(path / name) for name in _COMPANIONS if (path / name).is_file()}
-    if (index := path / "model.safetensors.index.json").is_file() and not (path / "model.safetensors").exists():
-        return read_tensors(_sharded(path, read_json(index)), about, stated)
-    for name in WEIGHTS:
-        if (path / name).is_file():
-            return _read_file(path / name, stated)
-    kinds = (".safetensors", ".npz", ".pth", ".pt", ".bin")
-    found = sorted(p for p in path.iterdir() if p.suffix in kinds)
-    if len(found) == 1:
-        tensors, metadata = open_tensors(found[0])
-        if native.is_native(metadata):
-            return _native(tensors, metadata, found[0], stated)
-        return read_tensors(tensors, about, stated)
-    if found:
-        raise CheckpointError(f"{path} holds {len(found)} files of weights; give one of them, such as {found[0]}")
-    raise CheckpointError(f"{path} holds no weights ({', '.join(WEIGHTS[:3])}, ...); give the folder that does")
+def _times(size: Size) -> str:
+    return f"{size[0]}x{size[1]}"
 
 
-def _sharded(folder: Path, index: dict[str, Any]) -> LazyTensors:
-    """A large model in several files, with a table of what is where."""
-    where = index.get("weight_map")
-    if not isinstance(where, dict) or not all(isinstance(f, str) and Path(f).name == f for f in where.values()):
-        raise CheckpointError(f"{folder}: model.safetensors.index.json has no usable weight_map; fetch it again")
-    opened = {}
-    for file in sorted(set(where.values())):
-        if not (folder / file).is_file():
-            raise CheckpointError(f"{folder / file} is missing, although the index names it; fetch it too")
-        opened[file] = open_tensors(folder / file)[0]
-    for name, file in where.items():
-        if name not in opened[file]:
-            raise CheckpointError(f"{folder / file} does not hold {name!r}, although the index says so; fetch it again")
-    return LazyTensors({n: opened[f].table[n] for n, f in where.items()}, lambda n: opened[where[n]][n])
+def resize_patches(weight: Tensor, patch: Size) -> Tensor:
+    """D C P Q -> D C P' Q', so that an image resized with its patches gives the same tokens (Beyer et al. 2023).
+
+    With B the bilinear resize of one patch, w' solves B^T w' = w in the least-squares sense.
+    """
+    old = (weight.shape[2], weight.shape[3])
+    pixels = torch.eye(old[0] * old[1], dtype=torch.float64).unflatten(1, (1, *old))  # PQ 1 P Q
+    bilinear = F.interpolate(pixels, patch, mode="bilinear", align_corners=False).flatten(1)  # PQ P'Q' = B^T
+    solved = torch.linalg.pinv(bilinear) @ weight.flatten(2).to(torch.float64).mT  # D C P'Q'... as (.., P'Q', C)
+    return solved.mT.unflatten(2, patch).to(weight.dtype).contiguous()
 
 
-def read_tensors(tensors: LazyTensors, about: dict[str, dict[str, Any]], stated: dict[str, Any]) -> Checkpoint:
-    """Recognise foreign tensors by their names, and read them. `about` are the JSON files beside them."""
-    notes: list[str] = []
-    if google.matches(tensors):
-        return google.read(tensors, None, stated)
-    if big_vision.matches(tensors):
-        return big_vision.read(tensors, None, stated)
-    if huggingface.matches(tensors):
-        return huggingface.read(tensors, about.get("config.json"), stated, about.get("preprocessor_config.json"))
-    plain = facebook.unwrapped(tensors, notes)
-    by_timm = any(name.startswith(("state_dict/", "state_dict_ema/")) for name in tensors)  # its training script
-    read = _by_names(plain, about, wrapped=bool(notes) and not by_timm)
-    if read is None:
-        names = list(tensors)
-        raise CheckpointError(
-            f"the tensors have names of no known family, such as {', '.join(map(repr, names[:3]))}; "
-            f"known are Google's, big_vision's, timm's, Hugging Face's, torchvision's, DeiT's, DINO's, MAE's and CLIP's"
-        )
-    checkpoint = read(plain, stated)
-    checkpoint.notes[:0] = notes
-    return checkpoint
-
-
-def _by_names(
-    tensors: LazyTensors, about: dict[str, dict[str, Any]], wrapped: bool
-) -> Callable[[LazyTensors, dict[str, Any]], Checkpoint] | None:
-    if torchvision.matches(tensors):
-        return lambda t, s: torchvision.read(t, None, s)
-    if clip.matches(tensors):
-        return lambda t, s: clip.read(t, about.get("open_clip_config.json"), s)
-    config = about.get("config.json", {})
-    if timm.matches(tensors) and "mask_token" not in tensors and (config or not wrapped):
-        return lambda t, s: timm.read(t, config, s)
-    chunked = any(n.startswith("blocks.0.0.") for n in tensors)
-    if timm.matches(tensors) or ("patch_embed.proj.weight" in tensors and chunked):
-        return lambda t, s: facebook.read(t, None, s)
-    return None
+def _to_classes(checkpoint: Checkpoint, tensors: dict[str, Tensor], classes: int) -> None:
+    """Another number of classes: the classifier starts at zero, and the tanh layer of pre-training goes."""
+    config = checkpoint.config
+    dtype = next(iter(tensors.values())).dtype
+    if isinstance(config, ViTConfig):
+        new: AnyConfig = (without := config.replace(classes=classes, pre_logits=0))
+        names, width = ["head.classifier", "head.distilled"][: 1 + config.distillation_token], without.head_inputs
+    else:
+        new, names, width = config.replace(classes=classes), ["head"], config.stem.out_channels
+    for name in [n for n in tensors if n.rpartition(".")[0] in (*names, "head.pre_logits")]:
+        del tensors[name]
+    for name in names if classes else ():
+        tensors[f"{name}.weight"] = torch.zeros(classes, width, dtype=dtype)
+        tensors[f"{name}.bias"] = torch.zeros(classes, dtype=dtype)
+    start = "a new one that starts at zero" if classes else "none: the model returns the representation"
+    tanh = ", and the tanh layer before it removed" if isinstance(config, ViTConfig) and config.pre_logits else ""
+    checkpoint.notes.append(f"classifier: {config.classes} -> {classes} classes, {start}{tanh}")
+    checkpoint.config, checkpoint.outputs = new, Outputs()

@@ -1,253 +1,251 @@
-"""timm's VisionTransformer, its DeiT with a distillation token, and its ResNet hybrids <-> vitkit.
+"""timm's VisionTransformer, DeiT, EVA, BEiT, relative and hybrid ViTs <-> vitkit.
 
-A state dict does not say everything: heads, the activation and LayerNorm's epsilon come from the
-`config.json` of a hub folder, from its architecture's name, or from timm's defaults.
+What tensors do not show (heads, the GELU, epsilon, pooling, rotary positions) is known from the architecture in
+`config.json` and timm's own table of arguments, `timm_models.json`. Without a name it is what all published models
+of the same layout have in common; else loading stops with a question. What is written lets
+`timm.create_model("local-dir:...")` build the model.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
 
 import torch
 
-from vitkit.checkpoints.layout import (
-    IMAGENET,
-    Checkpoint,
-    LazyTensors,
-    NameMap,
-    Shape,
-    Tensors,
-    count,
-    find_grid,
-    guess_heads,
-    make_config,
-    need,
-    note_assumptions,
-    of,
-    renamed,
-    without_leading_axis,
-)
-from vitkit.checkpoints.stems import stem_from_shapes
+from vitkit.checkpoints import reading, timm_arguments, timm_models, writing
+from vitkit.checkpoints.family import Checkpoint, Fields, Opened, Table, Written
+from vitkit.checkpoints.options import ModelOptions
+from vitkit.checkpoints.reading import FIRST
+from vitkit.checkpoints.tensors import LazyTensors
+from vitkit.checkpoints.timm_names import NAMES, to_ours, to_theirs
 from vitkit.errors import CheckpointError
+from vitkit.model.base import Outputs
+from vitkit.model.config import Size, ViTConfig
 
-BODY = (
-    ("cls_token", "class_token"),
-    ("dist_token", "distillation_token"),
-    ("reg_token", "registers"),
-    ("pos_embed", "positions.learned"),
-    ("patch_embed.proj.*", "patches.*"),
-    ("norm_pre.*", "pre_norm.*"),
-    ("blocks.{i}.norm1.*", "encoder.blocks.{i}.norm1.*"),
-    ("blocks.{i}.attn.qkv.*", "encoder.blocks.{i}.attention.qkv.*"),
-    ("blocks.{i}.attn.proj.*", "encoder.blocks.{i}.attention.out.*"),
-    ("blocks.{i}.ls1.gamma", "encoder.blocks.{i}.scale1"),
-    ("blocks.{i}.norm2.*", "encoder.blocks.{i}.norm2.*"),
-    ("blocks.{i}.mlp.fc1.*", "encoder.blocks.{i}.mlp.up.*"),
-    ("blocks.{i}.mlp.fc2.*", "encoder.blocks.{i}.mlp.down.*"),
-    ("blocks.{i}.ls2.gamma", "encoder.blocks.{i}.scale2"),
-    ("norm.*", "norm.*"),
-    ("fc_norm.*", "head.norm.*"),
-    ("attn_pool.latent", "head.pool.probe"),
-    ("attn_pool.q.*", "head.pool.query.*"),
-    ("attn_pool.kv.*", "head.pool.key_value.*"),
-    ("attn_pool.proj.*", "head.pool.out.*"),
-    ("attn_pool.norm.*", "head.pool.norm.*"),
-    ("attn_pool.mlp.fc1.*", "head.pool.mlp.up.*"),
-    ("attn_pool.mlp.fc2.*", "head.pool.mlp.down.*"),
-    ("pre_logits.fc.*", "head.pre_logits.*"),
-    ("head.*", "head.classifier.*"),
-    ("head_dist.*", "head.distilled.*"),
-)
-STEM = (
-    ("patch_embed.backbone.stem.conv.weight", "stem.root.weight"),
-    ("patch_embed.backbone.stem.norm.*", "stem.norm.*"),
-    ("patch_embed.backbone.stages.{s}.blocks.{u}.conv{n}.weight", "stem.stages.{s}.{u}.conv{n}.weight"),
-    ("patch_embed.backbone.stages.{s}.blocks.{u}.norm{n}.*", "stem.stages.{s}.{u}.norm{n}.*"),
-    ("patch_embed.backbone.stages.{s}.blocks.{u}.downsample.conv.weight", "stem.stages.{s}.{u}.shortcut.0.weight"),
-    ("patch_embed.backbone.stages.{s}.blocks.{u}.downsample.norm.*", "stem.stages.{s}.{u}.shortcut.1.*"),
-)
-BARE_STEM = (  # R+Ti/16: a stem without stages
-    ("patch_embed.backbone.conv.weight", "stem.root.weight"),
-    ("patch_embed.backbone.norm.*", "stem.norm.*"),
-)
-NAMES = NameMap(*BODY, *STEM)
-NAMES_BARE_STEM = NameMap(*BODY, *BARE_STEM)
-
-_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "quick_gelu": "quick-gelu", "silu": "swiglu"}
+_ANCHORS = ("patch_embed.proj.weight", "patch_embed.backbone.0.conv.weight", "embeds.proj.weight")
+PLAIN = ("VisionTransformer", "VisionTransformerDistilled")
+_FIRSTS = ("blocks.0.norm1.weight", "blocks.0.in_norm.weight", "blocks.0.attns.0.norm.weight")
 
 
-def matches(tensors: Tensors) -> bool:
-    return "patch_embed.proj.weight" in tensors and "blocks.0.norm1.weight" in tensors
+def has_names(opened: Opened) -> bool:
+    return all(any(name in opened.tensors for name in names) for names in (_ANCHORS, _FIRSTS))
 
 
-def read(tensors: Tensors, about: dict[str, Any] | None = None, given: dict[str, Any] | None = None) -> Checkpoint:
-    """`about` is the config.json of a hub folder; `given` are fields of ViTConfig that the caller states."""
-    about, given = about or {}, dict(given or {})
-    tensors = modernized(of(tensors))
-    refuse_variants(tensors)
-    notes: list[str] = []
-    names = NAMES_BARE_STEM if "patch_embed.backbone.conv.weight" in tensors else NAMES
-    lazy = names.renamed(tensors)
-    config = make_config(given, **_fields(lazy, about, given, notes))
-    converted = {name: without_leading_axis(name, lazy[name]) for name in lazy}
-    if "patches.bias" not in lazy and config.pre_norm:  # where timm leaves it out
-        converted["patches.bias"] = torch.zeros(config.width, dtype=lazy.dtype("patches.weight"))
-    return Checkpoint(config, converted, class_names(about, config.classes), notes, "timm", names.theirs)
+def matches(opened: Opened) -> bool:
+    """timm's own files: what others wrap, or keep a mask token of pre-training in, is Facebook's."""
+    wrapped = bool(opened.notes) and opened.container not in ("state_dict", "state_dict_ema")  # by its training script
+    ours = "mask_token" not in opened.tensors and (not wrapped or bool(opened.table("config.json")))
+    return has_names(opened) and ours
 
 
-def modernized(tensors: LazyTensors) -> LazyTensors:
-    """Names of older code: LayerScale as `gamma_1`."""
-
-    def new_name(name: str) -> str:
-        return name.replace(".gamma_1", ".ls1.gamma").replace(".gamma_2", ".ls2.gamma")
-
-    return renamed(tensors, new_name)
+def read(opened: Opened, options: ModelOptions) -> Checkpoint:
+    return read_names(opened.tensors, opened.table("config.json"), options, [], _kinds(opened.tensors))
 
 
-def refuse_variants(tensors: Tensors) -> None:
-    for part, what in (
-        ("blocks.0.attn.q_norm.weight", "normalised queries and keys (qk_norm)"),
-        ("blocks.0.attn.norm.weight", "a norm inside attention"),
-        ("blocks.0.mlp.norm.weight", "a norm inside the MLP"),
-        ("blocks.0.mlp.fc1_g.weight", "an MLP with separate gates (timm's SwiGLU)"),
-        ("blocks.0.attn.relative_position_bias_table", "BEiT's relative positions"),
-        ("patch_embed.backbone.conv1.weight", "a ResNet-D backbone"),
-    ):
-        if part in tensors:
-            raise CheckpointError(f"not supported: {what}, shown by the tensor {part!r}; vitkit has no such ViT")
+def _kinds(tensors: LazyTensors) -> Collection[str]:
+    """timm's classes that call LayerScale as the file does."""
+    if "blocks.0.gamma_1" in tensors:
+        return "Eva", "Beit"
+    scaled = any(name in tensors for name in ("blocks.0.ls1.gamma", "blocks.0.ls.gamma", "blocks.0.attns.0.ls.gamma"))
+    return (*PLAIN, "VisionTransformerRelPos", *(() if scaled else ("Eva", "Beit")))
 
 
-def _fields(tensors: LazyTensors, about: dict[str, Any], given: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Everything of the configuration that shapes, names and config.json tell."""
-    args, pretrained, architecture = _parts(about)
-    width, _, *kernel = need(tensors, "patches.weight", 4)
-    depth = count(tensors, "encoder.blocks.{i}.norm1.weight")
-    stem = stem_from_shapes(tensors, numerics="timm")
-    stride = stem.stride if stem else 1
-    patch = (kernel[0] * stride, kernel[1] * stride)
-    up, down = (need(tensors, f"encoder.blocks.0.mlp.{part}.weight", 2) for part in ("up", "down"))
-    fields: dict[str, Any] = {
-        "patch_size": patch,
-        "channels": need(tensors, "stem.root.weight" if stem else "patches.weight", 4)[1],
-        "width": width,
-        "depth": depth,
-        "heads": args.get("num_heads") or heads_of(architecture, width, given, notes),
-        "mlp_width": down[1],
-        "stem": stem,
-        "activation": _activation(up, down, args, architecture),
-        "qkv_bias": "encoder.blocks.0.attention.qkv.bias" in tensors,
-        "layer_scale": 1e-5 if "encoder.blocks.0.scale1" in tensors else None,
-        "pre_norm": "pre_norm.weight" in tensors,
-        "norm_eps": 1e-5 if "pre_norm.weight" in tensors else 1e-6,
-        "position_resize": "timm",
-    }
-    fields |= _tokens(tensors, patch, args, pretrained, given, notes)
-    fields |= _head(tensors, args, about)
-    if not args:
-        note_assumptions(fields, notes)
-    deit = architecture.startswith("deit") or fields["distillation_token"] or fields["layer_scale"] is not None
-    fields["preprocessing"] = _preprocessing(pretrained, bool(deit), notes)
+def read_names(
+    foreign: LazyTensors,
+    about: Table,
+    options: ModelOptions,
+    notes: list[str],
+    kinds: Collection[str] = PLAIN,
+    **assumed: object,
+) -> Checkpoint:
+    """Tensors with timm's names. `about` is config.json; `kinds` are the classes that a file without a name may be
+    of; `assumed` are fields that another family means."""
+    architecture = about.text("architecture").partition(".")[0]
+    pretrained = about.table("pretrained_cfg") or about
+    pretrained = Table(timm_models.pretrained_cfg(architecture) | pretrained, about.name)
+    known = _known(architecture, about) if architecture in timm_models.names() else {}
+    reading.refuse_unsupported(foreign)
+    size = _trained_size(about.table("model_args"), pretrained, options)
+    tensors = to_ours(foreign, lambda offsets: _side(offsets, size, foreign))
+    fields = _named(known, about, _shown(tensors), options) if known else _nameless(tensors, kinds, about, options)
+    fields |= _image_size(tensors, fields, size, notes)
+    fields["position_resize"] = "timm"
+    fields["preprocessing"] = assumed.get("preprocessing") or _preprocessing(pretrained, fields, notes)
+    if not about:
+        notes += reading.rare(fields | options.stated)
+    checkpoint = reading.make_checkpoint(tensors, options, notes, NAMES.theirs, **fields | assumed)
+    classes, described = checkpoint.config.classes, about.table("label_descriptions")
+    names = about.words("label_names", classes) or pretrained.words("label_names", classes)
+    checkpoint.outputs = Outputs(names=tuple(str(described.get(name, name)) for name in names))
+    return checkpoint
+
+
+_SIZES = ("width", "depth", "mlp_width", "patch_size", "channels", "classes")  # that a model may have been made with
+
+
+def _named(known: Fields, about: Table, shown: Fields, options: ModelOptions) -> Fields:
+    """What the name says, and of the tensors the sizes."""
+    other = known["width"] != shown["width"] and "num_heads" not in about.table("model_args")
+    if other and "heads" not in options.stated:  # another model than the name says
+        raise CheckpointError(timm_models.unknown_heads(shown))
+    fields = known | {key: shown[key] for key in _SIZES}  # what else differs is missing or extra, and said so
+    if shown["final_norm"]:
+        fields["norm_after_pooling"] = shown["norm_after_pooling"]  # a pooling may be changed later
+    return _with_positions(fields, "none" in (known["positions"], options.stated.get("positions")), options)
+
+
+def _nameless(tensors: LazyTensors, kinds: Collection[str], about: Table, options: ModelOptions) -> Fields:
+    """What the tensors show, and what all published models with such tensors have in common."""
+    shown, stated = _shown(tensors), _stated(about, options)
+    fields = {**shown, **timm_models.alike(shown, kinds, "rotary.frequencies" in tensors, stated), **stated}
+    mean = fields["norm_after_pooling"] or not fields["class_token"]
+    fields.setdefault("pooling", "mean" if mean else "cls")
+    return _with_positions(fields, stated.get("positions") == "none", options)
+
+
+def _with_positions(fields: Fields, none: bool, options: ModelOptions) -> Fields:
+    """Without a position table there must be something else, or it is said that there is nothing."""
+    if fields["positions"] == "none" and not none and not options.stated.get("rotary", fields.get("rotary")):
+        stated = "if the model really has no positions, pass positions='none' (--set positions=none)"
+        raise CheckpointError(f"the tensor 'pos_embed' is missing; {stated}")
     return fields
 
 
-def _parts(about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]:
-    args = about.get("model_args") or {}
-    pretrained = about.get("pretrained_cfg") or about
-    architecture = about.get("architecture") or ""
-    if not (isinstance(args, dict) and isinstance(pretrained, dict) and isinstance(architecture, str)):
-        raise CheckpointError("config.json is not timm's: model_args and pretrained_cfg should be tables")
-    return args, pretrained, architecture
+def _known(architecture: str, about: Table) -> Fields:
+    """By its name; a pooling that was chosen when the model was made is beside the arguments."""
+    args = dict(about.table("model_args"))
+    if about.get("global_pool") in timm_models.POOLINGS:
+        args.setdefault("global_pool", about["global_pool"])
+    return timm_models.known(architecture, args)
 
 
-def heads_of(architecture: str, width: int, given: dict[str, Any], notes: list[str]) -> int:
-    if architecture and width % 64 == 0 and "heads" not in given:
-        return guess_heads(width, given, [])  # the architecture is a published one, so its heads are known
-    return guess_heads(width, given, notes)
+def _stated(about: Table, options: ModelOptions) -> Fields:
+    """What is said of a model whose name is unknown: by config.json, and before it by the user."""
+    args, stated = about.table("model_args"), Fields()
+    if args.get("num_heads"):
+        stated["heads"] = args.whole("num_heads")
+    if args.get("act_layer"):
+        stated["activation"] = timm_models.ACTIVATIONS[args.one_of("act_layer", timm_models.ACTIVATIONS)]
+    if (pool := args.get("global_pool") or about.get("global_pool")) in timm_models.POOLINGS:
+        stated["pooling"] = timm_models.POOLINGS[str(pool)]
+    if args.get("pos_embed") == "none":
+        stated["positions"] = "none"
+    return stated | options.stated
 
 
-def _activation(up: Shape, down: Shape, args: dict[str, Any], architecture: str) -> str:
+def _shown(tensors: LazyTensors) -> Fields:
+    """All fields that the tensors decide."""
+    _, _, fields = reading.body_of(tensors)
+    first = f"{FIRST}branches.0." if f"{FIRST}branches.0.norm1.weight" in tensors else FIRST
+    up, down = (tensors.need(f"{first}mlp.{part}.weight", 2) for part in ("up", "down"))
     if up[0] == 2 * down[1]:
-        return "swiglu"
-    named = args.get("act_layer")
-    if isinstance(named, str):
-        if named not in _ACTIVATIONS:
-            raise CheckpointError(f"not supported: the activation {named!r} of config.json")
-        return _ACTIVATIONS[named]
-    if "quickgelu" in architecture:
-        return "quick-gelu"
-    return "gelu-tanh" if "so400m" in architecture else "gelu"
-
-
-def _tokens(
-    tensors: LazyTensors,
-    patch: tuple[int, int],
-    args: dict[str, Any],
-    pretrained: dict[str, Any],
-    given: dict[str, Any],
-    notes: list[str],
-) -> dict[str, Any]:
-    """Class token, distillation token, registers, and which of them the position table counts."""
-    class_token, distilled = "class_token" in tensors, "distillation_token" in tensors
-    registers = need(tensors, "registers", 3)[1] if "registers" in tensors else 0
-    fields: dict[str, Any] = {"class_token": class_token, "distillation_token": distilled, "registers": registers}
-    size = args.get("img_size") or (pretrained.get("input_size") or [None])[1:] or given.get("image_size")
-    size = size if size is None or isinstance(size, int) else tuple(size)
-    if "positions.learned" not in tensors:
-        if "none" not in (args.get("pos_embed"), given.get("positions")):
-            raise CheckpointError(
-                "the tensor 'pos_embed' is missing; if the model really has no positions, pass positions='none'"
-            )
-        if size is None:
-            size = (224 // patch[0] * patch[0], 224 // patch[1] * patch[1])
-            notes.append(f"no position table: the picture size is not in the file, {size[0]}x{size[1]} is assumed")
-        return {**fields, "positions": "none", "image_size": size}
-    of_kind = {"all": class_token + distilled + registers, "class": class_token + distilled, "none": 0}
-    likeliest = ("none", "class", "all") if registers else ("all", "none")
-    rows = need(tensors, "positions.learned", 3)[1]
-    grid, prefix = find_grid(rows, [of_kind[kind] for kind in likeliest], patch, size)
-    fields["positioned_prefix"] = next(kind for kind in likeliest if of_kind[kind] == prefix)
-    return {**fields, "image_size": (grid[0] * patch[0], grid[1] * patch[1])}
-
-
-def _head(tensors: LazyTensors, args: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
-    stated = args.get("global_pool") or about.get("global_pool")
-    poolings = {"token": "cls", "avg": "mean", "map": "map"}
-    if stated is not None and stated not in poolings:
-        raise CheckpointError(f"not supported: the pooling global_pool={stated!r} of config.json")
+        fields["activation"] = "swiglu"
+    if f"{first}norm2.weight" not in tensors:
+        fields["block"] = "parallel"
     if "head.pool.probe" in tensors:
-        pooling = "map"
-    elif stated is not None:
-        pooling = poolings[stated]
-    else:
-        pooling = "mean" if "head.norm.weight" in tensors or "class_token" not in tensors else "cls"
-    classes = need(tensors, "head.classifier.weight", 2)[0] if "head.classifier.weight" in tensors else 0
-    pre_logits = need(tensors, "head.pre_logits.weight", 2)[0] if "head.pre_logits.weight" in tensors else 0
-    after = "head.norm.weight" in tensors
-    return {"pooling": pooling, "norm_after_pooling": after, "classes": classes, "pre_logits": pre_logits}
+        width = tensors.need("head.pool.mlp.down.weight", 2)[1]
+        fields |= {"pooling": "map", "map_mlp_width": width if width != down[1] or up[0] != down[1] else 0}
+    relative = next((word for word in ("positions.relative", f"{FIRST}relative") if _within(tensors, word)), None)
+    if relative is not None:
+        mlp = f"{relative}.mlp.up.weight"
+        word = "relative" + "-mlp" * (mlp in tensors) + "-shared" * (relative == "positions.relative")
+        fields |= {"positions": word} | ({"relative_hidden": tensors.rows(mlp)} if mlp in tensors else {})
+        return fields
+    return fields | {"positions": "learned" if "positions.learned" in tensors else "none"}
 
 
-def _preprocessing(pretrained: dict[str, Any], deit: bool, notes: list[str]) -> dict[str, Any]:
+def _within(tensors: LazyTensors, part: str) -> bool:
+    return any(name.startswith(f"{part}.") for name in tensors)
+
+
+def _trained_size(args: Table, pretrained: Table, options: ModelOptions) -> Size | None:
+    if args.get("img_size"):
+        return args.size("img_size")
+    if pretrained.get("input_size"):
+        _, height, width = pretrained.numbers("input_size")
+        return int(height), int(width)
+    return options.image_size
+
+
+def _side(offsets: int, size: Size | None, foreign: LazyTensors) -> int:
+    """2h - 1 of a table of (2h-1)(2w-1) offsets: of the size that is known, if that fits, or of a square."""
+    kernel = foreign.need("patch_embed.proj.weight", 4)[2:]
+    h, w = (n // k for n, k in zip(size, kernel, strict=True)) if size else (0, 0)
+    square = round(offsets**0.5)
+    if size and (2 * h - 1) * (2 * w - 1) == offsets:
+        return 2 * h - 1
+    if square * square != offsets:
+        stated = "say which image size it was trained for, image_size=(height, width) (--image-size HxW)"
+        raise CheckpointError(f"a table of {offsets} relative positions is not a square: {stated}")
+    return square
+
+
+def _image_size(tensors: LazyTensors, fields: Fields, size: Size | None, notes: list[str]) -> Fields:
+    """The image size, and which of class token, distillation token and registers the position table counts."""
+    patch: Size = fields["patch_size"]  # type: ignore[assignment]  # from the shape of a tensor
+    if fields["positions"] == "learned":
+        registers, first = tensors.rows("registers"), ("class_token" in tensors) + ("distillation_token" in tensors)
+        of_kind = {"none": 0, "class": first, "all": first + registers}
+        likeliest = ["none", "class", "all"] if registers else ["all", "none"]
+        likeliest.sort(key=lambda kind: kind != fields.get("positioned_prefix"))
+        grid, rows = reading.image_size_of(tensors, [of_kind[kind] for kind in likeliest], patch, size)
+        prefix = next(kind for kind in likeliest if of_kind[kind] == rows)
+        return _cut(grid, size, patch) | {"positioned_prefix": prefix}
+    offsets = next((t.shape for name, t in tensors.outlines.items() if name.endswith("relative.by_offset")), None)
+    if offsets is not None:
+        return _cut(((offsets[1] + 1) // 2 * patch[0], (offsets[2] + 1) // 2 * patch[1]), size, patch)
+    found = reading.assumed_size(patch, size, notes)
+    return _cut((found[0] // patch[0] * patch[0], found[1] // patch[1] * patch[1]), size, patch)
+
+
+def _cut(grid: Size, size: Size | None, patch: Size) -> Fields:
+    """The image size of a grid: where patches do not divide it, a convolution leaves the rest out."""
+    if size and size != grid and (size[0] // patch[0] * patch[0], size[1] // patch[1] * patch[1]) == grid:
+        return {"image_size": size, "indivisible": "cut"}
+    return {"image_size": grid}
+
+
+def _preprocessing(pretrained: Table, fields: Fields, notes: list[str]) -> Fields:
     """As config.json says; else what timm has for the family: DeiT and its LayerScale successors want ImageNet's."""
-    if "mean" not in pretrained or "std" not in pretrained:
-        stats = IMAGENET if deit else {"mean": (0.5,), "std": (0.5,)}
-        notes.append(f"preprocessing: not in the file, timm's mean {stats['mean'][0]} and crop 0.9 are assumed")
-        return {**stats, "crop": 0.9, "fit": "crop", "interpolation": "bicubic"}
-    return {
-        "mean": tuple(pretrained["mean"]),
-        "std": tuple(pretrained["std"]),
-        "crop": pretrained.get("crop_pct") or 0.875,
-        "fit": "squash" if pretrained.get("crop_mode") == "squash" else "crop",
-        "interpolation": pretrained.get("interpolation") or "bicubic",
-    }
+    deit = fields["distillation_token"] or fields["layer_scale"]
+    if not pretrained.get("mean") or not pretrained.get("std"):
+        notes.append(f"preprocessing: not in the file, timm's mean {0.485 if deit else 0.5} and crop 0.9 are assumed")
+        assumed = reading.IMAGENET if deit else {"mean": (0.5,), "std": (0.5,)}
+        return {**assumed, "crop": 0.9, "fit": "crop", "interpolation": "bicubic"}
+    fit = "squash" if pretrained.get("crop_mode") == "squash" else "crop"
+    how = {"fit": fit, "interpolation": pretrained.text("interpolation") or "bicubic"}
+    stats = {"mean": pretrained.numbers("mean"), "std": pretrained.numbers("std")}
+    return {**stats, "crop": pretrained.get("crop_pct") or 0.875, **how}
 
 
-def class_names(about: dict[str, Any], classes: int) -> tuple[str, ...] | None:
-    """timm keeps `label_names` (a list, or a table by number) and `label_descriptions` for readers."""
-    pretrained = about.get("pretrained_cfg") if isinstance(about.get("pretrained_cfg"), dict) else {}
-    names = about.get("label_names") or (pretrained or {}).get("label_names")
-    if isinstance(names, dict):
-        names = [names.get(str(i)) for i in range(classes)]
-    if not isinstance(names, list) or len(names) != classes or not all(isinstance(n, str) for n in names):
-        return None
-    described = about.get("label_descriptions")
-    return tuple(str(described.get(n, n)) if isinstance(described, dict) else n for n in names)
+def write(checkpoint: Checkpoint) -> Written:
+    config, tensors = writing.vit_of(checkpoint, "timm")
+    notes: list[str] = []
+    if config.positions == "learned" and config.positioned_prefix == "class" and config.registers:
+        if config.distillation_token:
+            raise CheckpointError("timm cannot hold a distillation token beside registers; use --to native")
+        notes.append(writing.fold_class_row(tensors, config.positioned_prefix_tokens))  # it positions all or none
+        config = config.replace(positioned_prefix="none")
+    if config.pre_norm and config.patch_bias:
+        if torch.count_nonzero(tensors.pop("patches.bias")):
+            raise CheckpointError("timm's patch embedding has no bias before a pre-norm, but this model has one")
+        config = config.replace(patch_bias=False)
+    described = timm_arguments.describe(config)
+    lost: Fields = {"norm_eps": described.norm_eps, "position_resize": "timm"}
+    notes += writing.not_kept(config, "timm", lost, "timm")
+    foreign = to_theirs(tensors, described.layout, described.gates_apart)
+    if config.stem and not config.stem.blocks:
+        foreign = {name.replace("backbone.stem.", "backbone."): tensor for name, tensor in foreign.items()}
+    return Written(foreign, notes, {"config.json": _config_json(config, described, checkpoint.outputs.names)})
+
+
+def _config_json(config: ViTConfig, described: timm_arguments.Described, class_names: tuple[str, ...]) -> Fields:
+    pre, classes, pooling = config.preprocessing, config.classes, described.args["global_pool"]
+    mean, std = (writing.per_channel(values, config.channels) for values in (pre.mean, pre.std))
+    fit = {"crop_pct": pre.crop, "crop_mode": "center" if pre.fit == "crop" else "squash"}
+    pretrained: Fields = {"num_classes": classes, "input_size": [config.channels, *config.image_size], **fit}
+    pretrained |= {"fixed_input_size": True, "interpolation": writing.interpolation(pre), "mean": mean, "std": std}
+    pretrained |= {"first_conv": "patch_embed.proj", "classifier": "head"}
+    about: Fields = {"architecture": described.architecture, "num_classes": classes, "num_features": config.width}
+    about |= {"global_pool": pooling, "model_args": described.args}
+    return about | {"pretrained_cfg": pretrained, **({"label_names": list(class_names)} if class_names else {})}

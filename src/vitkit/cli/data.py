@@ -2,95 +2,82 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Exit, Option, Typer
 from typer.core import TyperCommand
 
-from vitkit.cli.output import JsonOption, one_line, open_table, print_json, print_some
+import vitkit
+from vitkit.cli import options as opt
+from vitkit.cli.options import echo
+from vitkit.errors import DataError
+from vitkit.io import replacing
+from vitkit.progress import Bar
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from vitkit.data.check import Report
-    from vitkit.model.config import Preprocessing
 
-app = typer.Typer(help="Look at a set of pictures.", no_args_is_help=True, rich_markup_mode=None)
-
-DataArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="DATA",
-        help="digits, mnist, fashion-mnist, cifar10; a folder of classes; a .csv, .jsonl or .parquet list; "
-        ".npz arrays; Parquet with pictures; shards/train-{0000..0099}.tar.",
-    ),
-]
+app = Typer(help="Look at a set of images.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()
 def check(
-    data: DataArgument,
-    as_json: JsonOption = False,
-    out: Annotated[Path | None, typer.Option(help="Draw a contact sheet into this .png.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode; by default one per core.")] = None,
+    data: opt.Data,
+    as_json: opt.Json = False,
+    out: Annotated[Path | None, Option(help="Draw a contact sheet into this .png.")] = None,
+    workers: Annotated[int | None, Option(min=0, help="Processes that decode; by default one per core.")] = None,
+    target: opt.Target = None,
+    classes_from: opt.ClassesFrom = "auto",
 ) -> None:
-    """Count, decode and compare every picture; exits with code 1 when something is wrong with the set."""
+    """Count, decode and compare every image; exits with code 1 when something is wrong with the set."""
     from vitkit.data import check as checking
-    from vitkit.data import open_data
-    from vitkit.data.progress import bar
     from vitkit.data.sheet import contact_sheet
 
-    workers = _cores(data) if workers is None else workers
-    report = checking.check(data, workers, bar)
+    with Bar() as progress:
+        dataset = vitkit.open_data(data, progress, target=target or (), classes_from=classes_from)
+        report = checking.check(dataset, opt.workers_for(dataset.samples, workers), progress)
     if out is not None:
-        _save(contact_sheet(open_data(data, "all")), out)
-    print_json(report.to_dict()) if as_json else _print_report(report)
+        _save(contact_sheet(dataset.split("all")), out)
+    opt.print_json(report.to_dict()) if as_json else _print_report(report)
     if out is not None and not as_json:
-        typer.echo(f"contact sheet: {out}")
-    if report.bad or any(d.leaks or d.contradicts for d in report.duplicates):
-        raise typer.Exit(1)
-
-
-def _cores(data: str) -> int:
-    """Sets in memory and small folders are not worth starting processes for."""
-    few = os.path.isdir(data) and sum(len(files) for _, _, files in os.walk(data)) < 500
-    return 0 if few or not os.path.exists(data) else os.cpu_count() or 1
+        echo(f"contact sheet: {out}")
+    if report.bad or report.lost or any(d.leaks or d.contradicts for d in report.duplicates):
+        raise Exit(1)
 
 
 def _print_report(report: Report) -> None:
     splits = list(report.splits)
-    print_, table = open_table("class", *splits, "all")
-    for name, counts in report.classes.items():
-        table.add_row(one_line(name), *(f"{counts[s]:,}" for s in splits), f"{sum(counts.values()):,}")
-    table.add_row("all pictures", *(f"{report.splits[s]:,}" for s in splits), f"{sum(report.splits.values()):,}")
-    print_(table)
+    rows = []
+    for name, counts in (*report.classes.items(), ("all images", report.splits)):
+        rows.append((opt.one_line(name), *(f"{counts[s]:,}" for s in splits), f"{sum(counts.values()):,}"))
+    opt.print_table(("class", *splits, "all"), rows)
     sizes = ", ".join(f"{word} {w}x{h}" for word, (w, h) in report.sizes.items())
-    typer.echo(f"sizes (width x height): {sizes or 'none'}")
-    typer.echo(f"formats: {_tally(report.formats)}; modes: {_tally(report.modes)}")
+    echo(f"sizes (width x height): {sizes or 'none'}")
+    echo(f"formats: {_tally(report.formats)}; modes: {_tally(report.modes)}")
     if report.multi_label:
-        typer.echo("a picture may have several labels")
+        echo("an image may have several labels")
     if report.empty_classes:
-        typer.echo(f"folders without a picture: {', '.join(map(one_line, report.empty_classes))}")
-    _print_problems(report)
-
-
-def _print_problems(report: Report) -> None:
+        echo(f"folders without an image: {', '.join(map(opt.one_line, report.empty_classes))}")
     empty = {name: [s for s, n in counts.items() if not n] for name, counts in report.classes.items()}
     missing = [f"{name}: none in {', '.join(splits)}" for name, splits in empty.items() if splits]
-    print_some("classes that a split says nothing about (add pictures, or sort them into train, val, test)", missing)
-    print_some(f"{len(report.bad)} unreadable", [f"{b.path}: {b.reason}" for b in report.bad])
+    opt.print_some("classes that a split says nothing about (add images, or sort them into train, val, test)", missing)
+    opt.print_some(f"{len(report.bad)} unreadable", [f"{b.path}: {b.reason}" for b in report.bad])
     if report.bad:
-        typer.echo("training takes other pictures for those that cannot be read, and lists them")
+        echo("training takes other images for those that cannot be read, and lists them")
     groups = {
-        "the same picture in different splits (leakage)": [d for d in report.duplicates if d.leaks],
-        "the same picture with different labels": [d for d in report.duplicates if d.contradicts and not d.leaks],
+        "the same image in different splits (leakage)": [d for d in report.duplicates if d.leaks],
+        "the same image with different labels": [d for d in report.duplicates if d.contradicts and not d.leaks],
         "exact duplicates": [d for d in report.duplicates if not d.leaks and not d.contradicts],
     }
     for what, found in groups.items():
         lines = [" = ".join(f"{p} ({s})" for p, s in zip(d.paths, d.splits, strict=True)) for d in found]
-        print_some(f"{len(found)} x {what}", lines)
-    if not report.bad and not report.duplicates:
-        typer.echo("no unreadable pictures, no duplicates")
+        opt.print_some(f"{len(found)} x {what}", lines)
+    opt.print_some("left out", report.lost)
+    if not report.bad and not report.duplicates and not report.lost:
+        echo("no unreadable images, no duplicates")
 
 
 def _tally(counts: dict[str, int]) -> str:
@@ -110,47 +97,39 @@ class _BareAugment(TyperCommand):
 
 @app.command(cls=_BareAugment)
 def show(
-    data: DataArgument,
+    data: opt.Data,
     augment: Annotated[
-        str, typer.Option(metavar="[PRESET]", help="none, light, medium or strong; alone it means medium.")
+        str, Option(metavar="[PRESET]", help="none, light, medium or strong; alone it means medium.")
     ] = "none",
-    out: Annotated[Path, typer.Option(help="The .png to draw.")] = Path("show.png"),
-    split: Annotated[str, typer.Option(help="train, val, test or all.")] = "train",
-    size: Annotated[str | None, typer.Option(help="224, or 224x448 (height x width).")] = None,
-    rows: Annotated[int, typer.Option(min=1, max=50, help="Samples to draw.")] = 6,
-    seed: Annotated[int, typer.Option(help="Another seed draws other samples and other variations.")] = 0,
-    as_json: JsonOption = False,
+    out: Annotated[Path, Option(help="The .png to draw.")] = Path("show.png"),
+    split: Annotated[str, Option(help="train, val, test, another split of the set, or all.")] = "train",
+    size: Annotated[str | None, Option(help="224, or 224x448 (height x width).")] = None,
+    rows: Annotated[int, Option(min=1, max=50, help="Samples to draw.")] = 6,
+    seed: Annotated[int, Option(help="Another seed draws other samples and other variations.")] = 0,
+    target: opt.Target = None,
+    classes_from: opt.ClassesFrom = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Draw what training will see of a few samples, epoch after epoch."""
-    from vitkit.data import open_data, preset, suited
-    from vitkit.data.progress import bar
+    from vitkit.data import drop_unsafe_flip, preset
     from vitkit.data.sheet import training_sheet
+    from vitkit.model.config import as_size
 
     chosen = preset(augment)
-    source = open_data(data, split, bar)
-    chosen = suited(chosen, source.mirrors)
-    pre = _view(source.pixels, size)
+    with Bar() as progress:
+        source = vitkit.open_data(data, progress, target=target or (), classes_from=classes_from).split(split)
+    chosen = drop_unsafe_flip(chosen, source.flip_safe)
+    own = (224, 224) if source.pixels is None else (source.pixels.shape[-2], source.pixels.shape[-1])
+    pre = vitkit.Preprocessing(size=own if size is None else as_size(size, "--size"), fit="crop")
     about = f"augmentation {augment}, seed {seed}; the first column is the evaluation view, then one epoch per column"
     _save(training_sheet(source, pre, chosen, rows, seed=seed, about=about), out)
-    print_json({"drawn": str(out)}) if as_json else typer.echo(f"drawn: {out}")
+    opt.print_json({"drawn": str(out)}) if as_json else echo(f"drawn: {out}")
 
 
-def _view(pixels: Any, size: str | None) -> Preprocessing:
-    """The pictures' own size for sets in memory, 224 for files, unless a size is given."""
-    from vitkit.model.config import Preprocessing, as_size
+def _save(image: Image.Image, path: Path) -> None:
+    from PIL.Image import registered_extensions
 
-    if size is not None:
-        chosen = as_size(size, "--size")
-    else:
-        chosen = (224, 224) if pixels is None else (pixels.shape[-2], pixels.shape[-1])
-    return Preprocessing(size=chosen, fit="crop")
-
-
-def _save(picture: Any, path: Path) -> None:
-    from vitkit.errors import DataError
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(path)
-    except (OSError, ValueError) as e:
-        raise DataError(f"the picture cannot be written to {path}: {e}; give --out a path ending in .png") from e
+    if (format := registered_extensions().get(path.suffix.lower())) is None:
+        raise DataError(f"{path} is no name of an image; give --out a path ending in .png")
+    with replacing(path) as file:
+        image.save(file, format)

@@ -1,199 +1,146 @@
-"""`vitkit evaluate`: how good is a model on a set of pictures."""
+"""`vitkit evaluate`: the metrics of a model on a set of images; `vitkit explain`: what it has learned, in images."""
 
 from __future__ import annotations
 
-import json
 import os
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from vitkit.cli.output import JsonOption, best_device, one_line, open_table, print_json, print_some, progress_bar
+import vitkit
+from vitkit.checkpoints.options import ModelOptions
+from vitkit.cli import options as opt
+from vitkit.cli.options import echo
+from vitkit.errors import ConfigError, DataError
+from vitkit.explanation.table import FIGURES, choose
+from vitkit.io import adding_to_folder, write_json
+from vitkit.progress import Bar
 
 if TYPE_CHECKING:
     from vitkit.data import Source
-    from vitkit.evaluate import Evaluation, Probe
+    from vitkit.evaluation import Evaluation, Probe
+
+_FIGURES = ", ".join(row.name for row in FIGURES)
+Kind = Enum("Kind", {"knn": "knn", "fewshot": "fewshot"})
 
 
-class Kind(str, Enum):
-    knn = "knn"
-    fewshot = "fewshot"
-
-
+@opt.takes_model
 def evaluate(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A checkpoint, a run's folder, hf:owner/name or timm:name.")
-    ],
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A set of pictures, as for `vitkit train`.")],
-    split: Annotated[
-        str | None, typer.Option(help="train, val or test; by default test if there is one, else val.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Pictures at once; by default what suits their size.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes that decode; by default one per core for files.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; by default the best there is.")] = None,
+    model: opt.Model,
+    data: opt.Data,
+    options: ModelOptions,
+    split: opt.Split = None,
+    batch_size: opt.Batch = None,
+    workers: opt.Workers = None,
+    device: opt.Device = None,
     probe: Annotated[
-        Kind | None,
-        typer.Option(help="Judge the representation, not the classifier: nearest neighbours or least squares."),
+        Kind | None, Option(help="Evaluate the features, not the head: nearest neighbours or least squares.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write evaluation.json and pictures into this folder.")] = None,
-    as_json: JsonOption = False,
+    out: Annotated[Path | None, Option(help="Write evaluation.json and images into this folder.")] = None,
+    classes_from: opt.ClassesFrom = "auto",
+    class_map: opt.Map = None,
+    as_json: opt.Json = False,
 ) -> None:
-    """Measure a model: accuracy, per class, calibration, and what it gets wrong.
+    """Measure a model: accuracy, per class, calibration, and what it gets wrong; for values R2 and errors.
 
-    With --probe it learns from the split train in closed form and is judged on the other split.
+    The split is test if there is one, else val, unless --split says otherwise.
+    With --probe it learns from the split train in closed form and is evaluated on the other split.
     """
-    from vitkit.checkpoints.load import load
-    from vitkit.ranks import joined
+    from vitkit.evaluation.probes import PROBES
+    from vitkit.evaluation.run import How
+    from vitkit.evaluation.run import evaluate as run
+    from vitkit.prediction.opened import load_for
+    from vitkit.tasks.match import map_classes, parse_map
+    from vitkit.world import joined
 
-    if out is not None:
-        _check_folder(out)
-    with joined() as (rank, world_size):
-        loaded = load(model).to(best_device(device))
-        if rank == 0 and "fresh weights" in loaded.load_report:  # type: ignore[operator]
-            typer.echo(f"note: {model} is a name of the zoo, so its weights are fresh and not trained", err=True)
-        source = open_evaluation(data, split)
-        how: dict[str, Any] = {
-            "batch_size": batch_size,
-            "workers": _workers(source, workers),
-            "rank": rank,
-            "world_size": world_size,
-        }
+    if out is not None:  # before the work, not after it
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise DataError(f"--out {out} cannot be made a folder ({e.strerror}); give another one") from e
+        if not os.access(out, os.W_OK):
+            raise DataError(f"--out {out} cannot be written to; give another folder")
+    with joined(device or "") as world, Bar(shown=world.first) as progress:
+        loaded = load_for(model, "eager", device, options, progress)
+        values = loaded.outputs.names if loaded.outputs.kind == "values" and not probe else ()
+        dataset = vitkit.open_data(data, progress, target=values, classes_from=classes_from)
+        source = dataset.split(split) if split else dataset.evaluation()
+        how: How = {"batch_size": batch_size, "workers": opt.workers_for(source, workers)}
+        how |= {"rank": world.rank, "world_size": world.size}
         result: Evaluation | Probe
         if probe is None:
-            from vitkit.evaluate.run import evaluate as judge
-
-            with progress_bar(f"evaluating {source.name}", shown=rank == 0) as on_batch:
-                result = judge(loaded, source, on_batch=on_batch, **how)
+            source = map_classes(loaded, source, parse_map(class_map or []))
+            result = run(loaded, source, progress=progress, **how)
+        elif "train" in source.split.split("+") or source.split == "all":
+            raise ConfigError(f"a probe learns from the split train; evaluate it on test, not on {source.split!r}")
         else:
-            result = _probe(probe, loaded, data, source, how)
-        if rank == 0:
+            result = PROBES[probe.value](loaded, dataset.split("train"), source, progress=progress, **how)
+        if world.first:
             _report(result, source, model, out, as_json)
 
 
-def _report(result: Any, source: Source, model: str, out: Path | None, as_json: bool) -> None:
-    from vitkit.evaluate import Probe
+def _report(result: Evaluation | Probe, source: Source, model: str, out: Path | None, as_json: bool) -> None:
+    from vitkit.evaluation.figures import write_images
 
     about = {"model": model, **result.to_dict()}
-    written = _write(result, source, about, out) if out is not None else []
+    written = []
+    if out is not None:
+        with adding_to_folder(out) as new:
+            write_json(new / "evaluation.json", about)
+            written = [out / path.name for path in (new / "evaluation.json", *write_images(result, source, new))]
     if as_json:
-        return print_json(about)
-    _print_probe(result) if isinstance(result, Probe) else _print_evaluation(result)
-    _print_bad(result)
+        return opt.print_json(about)
+    if table := result.table():
+        opt.print_table(table[0], [[opt.one_line(row[0]), *row[1:]] for row in table[1:]])
+    echo(result.summary())
+    if result.not_finite:
+        echo(f"warning: the model's output is no finite number for {result.not_finite:,} images")
+    lines = [f"{bad.path}: {bad.reason}" for bad in result.bad_files]
+    opt.print_some(f"{len(lines)} unreadable and not counted", lines)
     for path in written:
-        typer.echo(f"written: {path}")
+        echo(f"written: {path}")
     return None
 
 
-# --- what is judged ----------------------------------------------------------------------------------
+@opt.takes_model
+def explain(
+    model: opt.Model,
+    options: ModelOptions,
+    images: Annotated[list[str] | None, Argument(metavar="[IMAGE]...", help="Images, or folders.")] = None,
+    data: Annotated[str | None, Option(help="A set of images, for statistics, accuracy and mistakes.")] = None,
+    out: Annotated[Path, Option(help="Where report.html, figures/ and arrays/ go.")] = Path("explained"),
+    only: Annotated[list[str] | None, Option(help=f"Only this figure; may be repeated. One of {_FIGURES}.")] = None,
+    wanted: Annotated[
+        list[str] | None,
+        Option("--class", help="Explain this class (name, else index); repeatable. Default: the likeliest two."),
+    ] = None,
+    query: Annotated[str | None, Option(help="The patch to ask: ROW,COLUMN, counted from 0.")] = None,
+    run: Annotated[str | None, Option(help="The folder of a training run, for its curves.")] = None,
+    most: Annotated[
+        int, Option("--images", "--pictures", min=1, help="Images that are shown one by one, at most.")
+    ] = 8,
+    samples: Annotated[int, Option(min=1, help="Images of DATA that are used, at most.")] = 200,
+    device: opt.Device = None,
+    class_map: opt.Map = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Draw what a Vision Transformer has learned: one page, its figures and their arrays."""
+    from vitkit.explanation.build import build_report, make_subject
+    from vitkit.tasks.match import parse_map
 
-
-def open_evaluation(data: str, split: str | None = None) -> Source:
-    """The split that was asked for; otherwise test, or where there is none, val."""
-    from vitkit.data import evaluation_split, open_data
-    from vitkit.data.progress import bar
-    from vitkit.errors import DataError
-
-    if split is not None:
-        return open_data(data, split, bar)
-    try:
-        return open_data(data, "test", bar)
-    except DataError:
-        whole = open_data(data, "all", bar)
-        best = evaluation_split(whole.splits)
-        return whole if list(whole.splits) == [best] else open_data(data, best, bar)
-
-
-def _probe(kind: Kind, model: Any, data: str, source: Source, how: dict[str, Any]) -> Probe:
-    from vitkit.data import open_data
-    from vitkit.data.progress import bar
-    from vitkit.errors import ConfigError
-    from vitkit.evaluate import fewshot, knn
-
-    if "train" in source.split.split("+") or source.split == "all":
-        raise ConfigError(f"a probe learns from the split train, so it cannot be judged on {source.split!r}; use test")
-    train = open_data(data, "train", bar)
-    judge = knn if kind is Kind.knn else fewshot
-    with progress_bar(f"representing {source.name}", shown=how["rank"] == 0) as on_batch:
-        return judge(model, train, source, on_batch=on_batch, **how)
-
-
-def _workers(source: Source, wanted: int | None) -> int:
-    """Sets in memory and small sets of files are not worth starting processes for."""
-    if wanted is not None:
-        return wanted
-    return 0 if source.pixels is not None or len(source) < 1000 else os.cpu_count() or 1
-
-
-# --- what is told ------------------------------------------------------------------------------------
-
-
-def _print_evaluation(result: Evaluation) -> None:
-    rates = result.per_class
-    ap = [] if rates.ap is None else [rates.ap]
-    print_, table = open_table("class", "precision", "recall", "F1", *(["AP"] if ap else []), "pictures")
-    columns = (rates.precision, rates.recall, rates.f1, *ap)
-    for i, name in enumerate(result.classes):
-        table.add_row(one_line(name), *(_percent(c[i]) for c in columns), f"{rates.support[i]:,}")
-    print_(table)
-    pictures = f"{result.samples:,} pictures of {result.name}, split {result.split}"
-    if result.top1 is not None and result.top5 is not None:
-        found = f"top-1 {_percent(result.top1)}   top-5 {_percent(result.top5)}"
-    else:
-        found = f"mAP {_percent(result.map)}"
-    typer.echo(f"{found}   loss {result.loss:.4f}   calibration error {_percent(result.ece)}   ({pictures})")
-    if result.not_finite:
-        typer.echo(f"warning: the model's answer is no finite number for {result.not_finite:,} pictures")
-
-
-def _print_probe(result: Probe) -> None:
-    fewshot = result.probe == "fewshot"
-    for tried, share in result.accuracy.items():
-        typer.echo(f"{f'{tried} per class' if fewshot else tried}: {_percent(share)}")
-    how = ", ".join(f"{k} {v}" for k, v in result.settings.items() if k != "shots")
-    typer.echo(
-        f"{result.probe} ({how}): learned from {result.learned_from:,} pictures of train, "
-        f"judged on {result.samples:,} of {result.split} of {result.data}"
-    )
-
-
-def _print_bad(result: Evaluation | Probe) -> None:
-    lines = [f"{bad.path}: {bad.reason}" for bad in result.bad_files]
-    print_some(f"{len(lines)} unreadable and not counted", lines)
-
-
-def _check_folder(out: Path) -> None:
-    """Before the work, not after it."""
-    from vitkit.errors import DataError
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise DataError(f"--out {out} cannot be made a folder ({e.strerror}); give another one") from e
-    if not os.access(out, os.W_OK):
-        raise DataError(f"--out {out} cannot be written to; give another folder")
-
-
-def _write(result: Any, source: Source, about: dict[str, Any], out: Path) -> list[Path]:
-    from vitkit.errors import DataError
-    from vitkit.evaluate import Evaluation
-
-    path = out / "evaluation.json"
-    try:
-        path.write_text(json.dumps(about, indent=2, ensure_ascii=False), encoding="utf-8")
-    except OSError as e:
-        raise DataError(f"{path} cannot be written ({e.strerror}); give --out another folder") from e
-    if not isinstance(result, Evaluation):
-        return [path]
-    from vitkit.evaluate.pictures import write_pictures
-
-    return [path, *write_pictures(result, source, out)]
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None or share != share else f"{100 * share:.2f}%"
+    choose(only)  # a misspelt figure is an error before anything long is done
+    asked = images or [], data, wanted or [], query, run, options, most, samples, device, parse_map(class_map or [])
+    with Bar() as progress:
+        subject = make_subject(model, *asked)
+        report = build_report(subject, out, only, progress)
+    if as_json:
+        return opt.print_json(report.as_json())
+    for warning in report.warnings:
+        echo(f"warning: {warning}", err=True)
+    for section in report.sections:
+        echo(f"{section.heading}: {section.finding}")
+    for reason, names in report.reasons().items():
+        echo(f"not made: {', '.join(names)}: {reason}")
+    return echo(f"open {report.page}")

@@ -1,84 +1,174 @@
-"""`vitkit export`: a model as a file that runs without vitkit."""
+"""`vitkit export`: a model as a file that runs without vitkit; `vitkit tune`: its fastest accurate configuration."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from vitkit.cli.output import JsonOption, print_json
-from vitkit.cli.predict import MergeOption, ModelArgument, SizeOption
+from vitkit.checkpoints.options import ModelOptions
+from vitkit.cli import options as opt
+from vitkit.cli.options import echo
+from vitkit.errors import ConfigError, DataError
+from vitkit.io import replacing
+from vitkit.progress import Bar, Progress
+from vitkit.runtime.table import FORMATS, RUNTIMES, find, one_of
 
 if TYPE_CHECKING:
-    from vitkit.runtime.export import Export
+    from vitkit.data import Source
+    from vitkit.model.base import VisionModel
+    from vitkit.runtime.base import Calibration
+    from vitkit.runtime.tune import Tuned
 
-_CALIBRATE, _VERIFY = 128, 256  # pictures
+_TO_EXPORT, _TO_TUNE = 128, 64  # images to calibrate with
+_FEW = 100  # images
 
 
+@opt.takes_model
 def export(
-    model: ModelArgument,
-    to: Annotated[str, typer.Option(help="onnx, openvino or torch-export.")],
-    out: Annotated[Path, typer.Option(help="The file to write: .onnx, .xml or .pt2.")],
-    int8: Annotated[bool, typer.Option("--int8", help="8-bit matrix products; no data is needed.")] = False,
+    model: opt.Model,
+    options: ModelOptions,
+    to: Annotated[str, Option(help=f"{one_of(FORMATS)}.")],
+    out: Annotated[Path, Option(help=f"The file to write: {one_of(row.suffix for row in FORMATS.values())}.")],
+    int8: Annotated[bool, Option("--int8", help="8-bit matrix products; no data is needed.")] = False,
     calibrate: Annotated[
-        str | None, typer.Option(metavar="DATA", help="int8 with ranges from the split train of this set.")
+        str | None, Option(metavar="DATA", help="int8 with ranges from the split train of this data set.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Compare on this set, and tell the accuracy.")] = None,
-    merge: MergeOption = 0,
-    image_size: SizeOption = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Resize, crop and normalise inside the file: raw pixels in.")
-    ] = False,
-    as_json: JsonOption = False,
+    data: Annotated[str | None, Option(help="Compare on this data set, and report the accuracy.")] = None,
+    merge: opt.Merge = 0,
+    raw: Annotated[bool, Option("--raw", help="Resize, crop and normalise inside the file: raw pixels in.")] = False,
+    device: opt.Device = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Write a model for ONNX Runtime, OpenVINO or PyTorch without its code, after comparing both."""
-    from vitkit.checkpoints.load import load
-    from vitkit.cli.evaluate import open_evaluation
-    from vitkit.errors import ConfigError
+    from vitkit.prediction.opened import load_for
     from vitkit.runtime.export import check_target
     from vitkit.runtime.export import export as write
-    from vitkit.runtime.verify import pictures_of
+    from vitkit.runtime.verify import calibration_of
+    from vitkit.tasks import open_data_for
 
-    check_target(to, out)
+    int8 = int8 or calibrate is not None
+    check_target(to, out, int8)
     if calibrate is not None and raw:
-        raise ConfigError("--raw takes pictures of any size, and calibrating needs one; leave out --raw or --calibrate")
-    loaded: Any = load(model, image_size=image_size)
-    judged_on = data or calibrate
-    judged = open_evaluation(judged_on) if judged_on else None
-    pictures = pictures_of(judged, loaded.config, _VERIFY if judged else 32, raw, loaded)
-    result = write(
-        loaded,
-        to,
-        out,
-        pictures,
-        int8=int8 or calibrate is not None,
-        merge=merge,
-        raw=raw,
-        calibration=_calibration(calibrate, loaded.config) if calibrate else None,
-        say=lambda line: typer.echo(f"{line} ...", err=True),
-    )
-    report(result, as_json)
-
-
-def _calibration(data: str, config: Any) -> list[Any]:
-    from vitkit.data import open_data
-    from vitkit.data.progress import bar
-    from vitkit.runtime.verify import pictures_of
-
-    return list(pictures_of(open_data(data, "train", bar), config, _CALIBRATE).batches(config, 8))
-
-
-def report(result: Export, as_json: bool) -> None:
-    check = result.check
+        raise ConfigError("--raw takes images of any size, and calibrating needs one; leave out --raw or --calibrate")
+    with Bar() as progress:
+        loaded = load_for(model, "auto", device, options, progress)
+        chosen, ranges = data or calibrate, None
+        compared = open_data_for(loaded, chosen, progress).evaluation() if chosen else None
+        if calibrate is not None:
+            train = open_data_for(loaded, calibrate, progress).split("train")
+            ranges = calibration_of(loaded, train, _TO_EXPORT)
+        found = write(loaded, to, out, compared, int8, merge, raw, ranges, progress)
     if as_json:
-        return print_json({"out": str(result.path), "bytes": result.bytes, "check": asdict(check)})
-    typer.echo(f"{result.path}: {result.bytes / 2**20:.1f} MB")
-    typer.echo(
-        f"compared on {check.pictures} pictures ({check.name}): largest difference {check.difference:.1e} "
-        + (f"in a probability, the same first class for {check.agreement:.2%}" if check.classifies else "in an output")
+        return opt.print_json(
+            {"out": str(found.path), "bytes": found.bytes, "sha256": found.sha256, "check": found.check.to_dict()}
+        )
+    echo(f"{found.path}: {found.bytes / 2**20:.1f} MB")
+    if FORMATS[to].runs_code:
+        echo(f"opening such a file may run code; `vitkit predict` asks for --trust {found.sha256}")
+    return echo(found.check.summary())
+
+
+@opt.takes_model
+def tune(
+    model: opt.Model,
+    options: ModelOptions,
+    data: Annotated[
+        str | None, Argument(metavar="[DATA]", help="Images like those to come, with labels or without.")
+    ] = None,
+    max_drop: Annotated[
+        str, Option(help="What may be lost of the accuracy (without labels: of the agreement).")
+    ] = "0.5%",
+    latency: Annotated[bool, Option("--latency/--throughput", help="One image at a time, or many per second.")] = False,
+    runtimes: Annotated[str | None, Option(help="Only these: eager,onnx.")] = None,
+    images: Annotated[int, Option(min=8, help="Images of DATA that are used, at most.")] = 500,
+    seconds: Annotated[float, Option(min=0.0, help="Time spent on measuring each configuration.")] = 1.0,
+    device: opt.Device = None,
+    out: Annotated[Path | None, Option(help="Draw speedup and accuracy into this .png or .svg.")] = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Measure every runtime, precision and merging on this machine; keep the fastest that is accurate enough.
+
+    It is stored beside the model: `predict` and `serve` then use it by themselves.
+    """
+    from vitkit.prediction.opened import load_for
+    from vitkit.runtime.tune import store
+    from vitkit.runtime.tune import tune as search
+    from vitkit.runtime.verify import images_of
+
+    if not re.fullmatch(r"\d*\.?\d+%", max_drop.strip()):
+        raise ConfigError(f"--max-drop {max_drop} must be a share such as 0.5%")
+    drop, kinds = float(max_drop.strip().removesuffix("%")) / 100, None if runtimes is None else runtimes.split(",")
+    for kind in kinds or ():
+        find("runtime", kind, RUNTIMES)
+    with Bar(shown=not as_json) as progress:
+        loaded = load_for(model, "auto", device, options, progress)
+        source, calibration = _images(data, loaded, progress)
+        compared = images_of(loaded, source, 64 if source is None else images)
+        _note(source, len(compared))
+        found = search(loaded, compared, drop, latency, kinds, calibration, seconds, progress)
+    folder = store(model, loaded, found, calibration)
+    if out is not None:
+        _draw(found, out)
+    if as_json:
+        return opt.print_json({"winner": found.winner.cells(), **found.report(), "stored": folder and str(folder)})
+    _print(found)
+    if folder is None:
+        return echo(f"{model} is a name of the zoo: its weights are new every time, so nothing was stored")
+    return echo(f"stored in {folder}; `vitkit predict` and `vitkit serve` use it from now on")
+
+
+def _images(data: str | None, model: VisionModel, progress: Progress) -> tuple[Source | None, Calibration | None]:
+    """The images to compare on, and batches of the split train for calibrating, where there is one."""
+    from vitkit.prediction import open_inputs
+    from vitkit.runtime.verify import calibration_of
+    from vitkit.tasks import open_data_for
+
+    if data is None:
+        return None, None
+    try:
+        opened = open_data_for(model, data, progress)
+        return opened.evaluation(), calibration_of(model, opened.split("train"), _TO_TUNE)
+    except (ConfigError, DataError):
+        if not Path(data).is_dir():
+            raise
+        return open_inputs([data], None, progress), None  # images without labels
+
+
+def _note(source: Source | None, count: int) -> None:
+    from vitkit.runtime.tune import FEWEST
+
+    if source is None:
+        echo("note: no DATA was given: agreement is measured on made-up images; yours tell more", err=True)
+    elif count < _FEW:
+        lossy = "too few to choose int8 or merging" if count < FEWEST else f"one of them is {1 / count:.1%}"
+        echo(f"note: {count} images are few: {lossy}", err=True)
+
+
+def _print(found: Tuned) -> None:
+    score = found.score_words.removesuffix(" with the model")
+    columns = ("configuration", "batch", "threads", "img/s", "speedup", score)
+    opt.print_table(columns, (row.cells().values() for row in found.rows))
+    winner, check = found.winner.cells(), found.winner.check
+    before = f" ({check.text(check.accuracy_before)} before)" if check and check.accuracy_before is not None else ""
+    echo(
+        f"best: {winner['way']}, batch {winner['batch']}, {winner['images_per_second']} img/s, "
+        f"{found.score_words} {winner['right']}{before} on {found.images}"
     )
-    if check.accuracy is not None and check.accuracy_before is not None:
-        typer.echo(f"accuracy {check.accuracy_before:.2%} before, {check.accuracy:.2%} after")
-    return None
+
+
+def _draw(found: Tuned, out: Path) -> None:
+    from vitkit.figures.style import new_figure
+
+    figure = new_figure(4.5, 7)
+    axes = figure.subplots()
+    for row in found.rows:
+        if row.ratio is not None and row.check is not None:
+            at = (row.ratio, 100 * row.check.score)
+            axes.scatter(*at, color="tab:blue")
+            axes.annotate(row.choice.name, at, fontsize=8, xytext=(4, 4), textcoords="offset points")
+    axes.set(xlabel="speedup over PyTorch eager", ylabel=f"{found.score_words}, %")
+    with replacing(out) as file:
+        figure.savefig(file, format=out.suffix.removeprefix(".") or None)

@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
 
-import typer
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from vitkit.train.loop import Watcher
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from vitkit.cli.options import echo
+from vitkit.errors import printable
+from vitkit.training.loop import Line, Rate, Watcher
 
 _EVERY = 5.0  # seconds between plain lines
 
 
 class View(Watcher):
-    def __enter__(self) -> Self:
-        return self
+    """Shows nothing, and knows how fast a run is and how long it takes; `shown` is open while it runs."""
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        pass
+    shown: AbstractContextManager[object] = nullcontext()
 
     def __init__(self) -> None:
-        self.accuracy = self.best = ""
-        self.last = (0.0, 0)  # seconds and images at the last line
+        self.last = Rate(0.0, 0)
         self.speed = 0.0
         self.left = ""
-        self.first: tuple[float, float] | None = None  # seconds and progress when the first step was told
+        self.first: tuple[float, float] | None = None  # seconds and progress at the first step
 
-    def measure(self, progress: float, line: dict[str, Any]) -> None:
-        begun, at = self.first = self.first or (line["seconds"], progress)  # starting up is not counted
+    def measure(self, progress: float, rate: Rate) -> None:
+        start, at = self.first = self.first or (rate.seconds, progress)  # starting up is not counted
         if progress > at:
-            self.left = remaining((line["seconds"] - begun) * (1 - progress) / (progress - at))
-        seconds, images = self.last
-        if line["seconds"] > seconds:
-            self.speed = (line["images"] - images) / (line["seconds"] - seconds)
-        self.last = line["seconds"], line["images"]
-
-    def judge(self, line: dict[str, Any]) -> None:
-        score = line.get("val_top1", line.get("val_map"))
-        if score is not None:
-            self.accuracy = f"{score:.2%}"
-            self.best = f"{line['best']:.2%}"
+            self.left = remaining((rate.seconds - start) * (1 - progress) / (progress - at))
+        if rate.seconds > self.last.seconds:
+            self.speed = (rate.images - self.last.images) / (rate.seconds - self.last.seconds)
+        self.last = rate
 
 
 def remaining(seconds: float) -> str:
@@ -56,31 +43,30 @@ def remaining(seconds: float) -> str:
     return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
 
 
+def loss_of(line: Line) -> str:
+    return "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
+
+
 class PlainView(View):
     """For logs: the choices, a line every few seconds, every evaluation."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = 0.0
+    written = 0.0
 
     def note(self, text: str) -> None:
-        typer.echo(text, err=True)
+        echo(text, err=True)
 
-    def step(self, progress: float, line: dict[str, Any]) -> None:
-        self.measure(progress, line)
+    def step(self, progress: float, line: Line, rate: Rate) -> None:
+        self.measure(progress, rate)
         if time.monotonic() - self.written > _EVERY:
             self.written = time.monotonic()
-            loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
-            typer.echo(
-                f"{progress:4.0%}  step {line['step']}  epoch {line['epoch']:.2f}  loss {loss}  "
-                f"lr {line['lr']:.2e}  {self.speed:,.0f} images/s  {self.left}",
-                err=True,
+            self.note(
+                f"{progress:4.0%}  step {line['step']}  epoch {line['epoch']:.2f}  loss {loss_of(line)}  "
+                f"lr {line['lr']:.2e}  {self.speed:,.0f} img/s  {self.left}"
             )
 
-    def evaluated(self, line: dict[str, Any]) -> None:
-        self.judge(line)
-        if self.accuracy:  # a set without validation pictures is not judged
-            typer.echo(f"      step {line['step']}  validation {self.accuracy}  best {self.best}", err=True)
+    def evaluated(self, line: Line, score: str, best: str) -> None:
+        if score:  # a set without validation images is not evaluated
+            self.note(f"      step {line['step']}  validation {score}  best {best}")
 
 
 class LiveView(View):
@@ -88,43 +74,32 @@ class LiveView(View):
 
     def __init__(self, console: Console) -> None:
         super().__init__()
-        self.console = console
-        self.bar = Progress(
-            TextColumn("training"), BarColumn(), TextColumn("{task.percentage:.0f}%  {task.fields[left]}")
-        )
+        self.console, self.score = console, ""
+        percent = TextColumn("{task.percentage:.0f}%  {task.fields[left]}")
+        self.bar = Progress(TextColumn("training"), BarColumn(), percent)
         self.task = self.bar.add_task("", total=1.0, left="")
-        self.live = Live(self.bar, console=console, refresh_per_second=4)
-        self.line: dict[str, Any] = {}
-
-    def __enter__(self) -> Self:
-        self.live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        self.live.stop()
+        self.shown = self.live = Live(self.bar, console=console, refresh_per_second=4)
+        self.line: Line | None = None
 
     def note(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        self.console.print(printable(text, keep="\n"), highlight=False, markup=False)
 
-    def step(self, progress: float, line: dict[str, Any]) -> None:
-        self.measure(progress, line)
+    def step(self, progress: float, line: Line, rate: Rate) -> None:
+        self.measure(progress, rate)
         self.line = line
         self.bar.update(self.task, completed=progress, left=self.left)
         self.draw()
 
-    def evaluated(self, line: dict[str, Any]) -> None:
-        self.judge(line)
+    def evaluated(self, line: Line, score: str, best: str) -> None:
+        self.score = f"{score} (best {best})" if score else ""
         self.draw()
 
     def draw(self) -> None:
-        if not self.line:
+        if (line := self.line) is None:
             return
         table = Table.grid(padding=(0, 2))
-        loss = "not finite" if self.line["loss"] is None else f"{self.line['loss']:.4f}"
-        table.add_row(
-            "step", f"{self.line['step']:,}", "epoch", f"{self.line['epoch']:.1f}", "images/s", f"{self.speed:,.0f}"
-        )
-        table.add_row("loss", loss, "lr", f"{self.line['lr']:.2e}", "validation", f"{self.accuracy} (best {self.best})")
+        table.add_row("step", f"{line['step']:,}", "epoch", f"{line['epoch']:.1f}", "img/s", f"{self.speed:,.0f}")
+        table.add_row("loss", loss_of(line), "lr", f"{line['lr']:.2e}", "validation", self.score)
         grid = Table.grid()
         grid.add_row(self.bar)
         grid.add_row(table)

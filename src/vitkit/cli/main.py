@@ -1,7 +1,6 @@
 """The command `vitkit`: its list of commands, and what happens when one fails.
 
-Nothing here imports torch, so that `vitkit --help` answers at once; each command imports what it
-needs when it runs.
+Nothing here imports torch, so that `vitkit --help` answers at once; each command imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -9,32 +8,57 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from enum import Enum
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option, Typer
 
 from vitkit import __version__
-from vitkit.cli import (
-    checkpoints,
-    completion,
-    data,
-    demo,
-    doctor,
-    embed,
-    evaluate,
-    explain,
-    export,
-    model,
-    plan,
-    predict,
-    serve,
-    study,
-    train,
-    tune,
-)
+from vitkit.cli import data, doctor, evaluate, export, model, plan, predict, study, train
+from vitkit.cli.options import echo
 from vitkit.errors import VitkitError
 
-app = typer.Typer(
+Shell = Enum("Shell", {"bash": "bash", "zsh": "zsh", "fish": "fish"})
+
+
+def completion(shell: Annotated[Shell, Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
+    """Print the script that completes vitkit's commands in a shell.
+
+    bash: eval "$(vitkit completion bash)" in ~/.bashrc; zsh: the same with zsh in ~/.zshrc;
+    fish: vitkit completion fish > ~/.config/fish/completions/vitkit.fish
+    """
+    from typer.completion import get_completion_script
+
+    echo(get_completion_script(prog_name="vitkit", complete_var="_VITKIT_COMPLETE", shell=shell.value))
+
+
+COMMANDS: dict[str, Callable[..., None] | Typer] = {
+    "demo": train.demo,
+    "zoo": model.zoo,
+    "summary": model.summary,
+    "inspect": model.inspect,
+    "load": model.load,
+    "verify": model.verify,
+    "convert": model.convert,
+    "zeroshot": model.zeroshot,
+    "data": data.app,
+    "plan": plan.plan,
+    "train": train.train,
+    "replay": train.replay,
+    "evaluate": evaluate.evaluate,
+    "explain": evaluate.explain,
+    "predict": predict.predict,
+    "embed": predict.embed,
+    "export": export.export,
+    "tune": export.tune,
+    "study": study.study,
+    "serve": predict.serve,
+    "doctor": doctor.doctor,
+    "completion": completion,
+}
+
+app = Typer(
     name="vitkit",
     help="The Vision Transformer: build, train, look inside, serve.",
     no_args_is_help=True,
@@ -44,42 +68,26 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 a check found something wrong, 2 an error that says what to do next, 130 stopped. "
     "Add --debug anywhere to see the traceback.",
 )
+for _name, _command in COMMANDS.items():
+    if isinstance(_command, Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(_name)(_command)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"vitkit {__version__}")
-        raise typer.Exit
+        echo(f"vitkit {__version__}")
+        raise Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
-
-
-app.command("demo")(demo.demo)
-app.command("zoo")(model.zoo)
-app.command("summary")(model.summary)
-app.command("inspect")(checkpoints.inspect)
-app.command("convert")(checkpoints.convert)
-app.add_typer(data.app, name="data")
-app.command("plan")(plan.plan)
-app.command("train")(train.train)
-app.command("replay")(train.replay)
-app.command("evaluate")(evaluate.evaluate)
-app.command("explain")(explain.explain)
-app.command("predict")(predict.predict)
-app.command("embed")(embed.embed)
-app.command("export")(export.export)
-app.command("tune")(tune.tune)
-app.command("study")(study.study)
-app.command("serve")(serve.serve)
-app.command("doctor")(doctor.doctor)
-app.command("completion")(completion.completion)
 
 
 def run() -> None:
@@ -88,26 +96,20 @@ def run() -> None:
         from typer.completion import completion_init
 
         completion_init()
-    debug = "--debug" in sys.argv
-    arguments = [a for a in sys.argv[1:] if a != "--debug"]
     try:
-        app(args=arguments, prog_name="vitkit")
-    except VitkitError as e:
-        if debug:
-            traceback.print_exc()
-        stopped = getattr(e, "exit_code", 2) == 130  # all is saved: that is no error
-        typer.echo(f"{e}" if stopped else f"error: {e}", err=True)
-        raise SystemExit(getattr(e, "exit_code", 2)) from None
+        app(args=[a for a in sys.argv[1:] if a != "--debug"], prog_name="vitkit")
     except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
+        echo("stopped", err=True)
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has gone
         sys.stderr.close()
         raise SystemExit(0) from None
-    except OSError as e:  # a disk that is full, a folder that may not be written, a file where a folder should be
-        if debug:
+    except (VitkitError, OSError) as e:
+        if "--debug" in sys.argv:
             traceback.print_exc()
-        where = "" if e.filename is None else f"{e.filename}: "
-        told = f"{where}{e.strerror or e}; choose another path, or make room and rights for it"
-        typer.echo(f"error: {told}", err=True)
-        raise SystemExit(2) from None
+        code, words = e.exit_code if isinstance(e, VitkitError) else 2, str(e)
+        if not isinstance(e, VitkitError):  # a full disk, a folder that may not be written, a file in its place
+            where = "" if e.filename is None else f"{e.filename}: "
+            words = f"{where}{e.strerror or e}; choose another path, free disk space, or change the permissions"
+        echo(words if code == 130 else f"error: {words}", err=True)  # 130: all is saved, no error
+        raise SystemExit(code) from None

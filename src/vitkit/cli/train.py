@@ -1,120 +1,160 @@
-"""`vitkit train`: the command, its live view on a terminal, and plain lines elsewhere."""
+"""`vitkit train`, `replay`, and `demo`: from nothing to a trained, measured and explained model in about a minute."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Context, Option
 
-from vitkit.cli.completion import model_names
-from vitkit.cli.output import JsonOption, open_table, print_json
+import vitkit
+from vitkit.cli import options as opt
+from vitkit.cli.options import echo
+from vitkit.errors import TrainError
+from vitkit.progress import Bar
 
 if TYPE_CHECKING:
-    from vitkit.train.config import TrainConfig
-    from vitkit.train.loop import Result
+    from vitkit.training.loop import Result
+
+_DEMO = ".demo"  # marks a run that a later demo may replace
 
 
 def train(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A name (digits, mnist, ...), a folder, a manifest, ...")],
+    context: Context,
+    data: opt.Data,
     model: Annotated[
-        str,
-        typer.Option(help="A name of `vitkit zoo`; chosen from the data when left out.", autocompletion=model_names),
+        str, Option(help="A name of `vitkit zoo`; chosen from the data when left out.", autocompletion=opt.model_names)
     ] = "",
-    init: Annotated[str | None, typer.Option(help="Fine-tune this checkpoint.")] = None,
-    out: Annotated[str, typer.Option(help="Folder of the run; runs/DATA-N when left out.")] = "",
-    epochs: Annotated[float, typer.Option(help="Train for so many passes over the data.")] = 0.0,
-    steps: Annotated[int, typer.Option(help="Train for so many steps.")] = 0,
-    budget: Annotated[str, typer.Option(help="Train for a time: 90s, 5m, 1h30m, all included.")] = "",
-    batch_size: Annotated[int, typer.Option(help="Pictures per step, over all processes.")] = 0,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.0,
-    image_size: Annotated[str, typer.Option(help="224, or 224x448 (height x width).")] = "",
-    augment: Annotated[str, typer.Option(help="none, light, medium or strong.")] = "",
-    freeze: Annotated[str, typer.Option(help="'backbone' (linear probe) or a number of blocks.")] = "",
-    lora: Annotated[int, typer.Option(help="Rank of low-rank updates; all else is frozen.")] = 0,
-    shard: Annotated[bool, typer.Option("--shard", help="Share weights among processes (FSDP).")] = False,
-    workers: Annotated[int, typer.Option(help="Loading processes.")] = -1,
-    cache: Annotated[bool, typer.Option("--cache", help="Decode pictures once and keep them.")] = False,
-    max_bad: Annotated[str, typer.Option(help="Unreadable files that are tolerated.")] = "5%",
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    init: Annotated[str | None, Option(help="Fine-tune this checkpoint.")] = None,
+    out: Annotated[str, Option(help="Folder of the run; runs/DATA-N when left out.")] = "",
+    task: Annotated[str, Option(help="classify, multi-label or regress; by default what the labels ask for.")] = "",
+    target: opt.Target = None,
+    classes_from: opt.ClassesFrom = "auto",
+    epochs: Annotated[float, Option(help="Train for so many passes over the data.")] = 0.0,
+    steps: Annotated[int, Option(help="Train for so many steps.")] = 0,
+    budget: Annotated[str, Option(help="Train for a time: 90s, 5m, 1h30m, all included.")] = "",
+    batch_size: Annotated[int, Option(help="Images per step, over all processes.")] = 0,
+    lr: Annotated[float, Option(help="Peak learning rate.")] = 0.0,
+    image_size: opt.ImageSize = None,
+    augment: Annotated[str, Option(help="none, light, medium or strong.")] = "",
+    recipe: Annotated[
+        str,
+        Option(
+            help="A published one: paper-pretrain, paper-finetune, deit, deit3, mae-finetune, dinov2-linear.",
+            autocompletion=opt.keys_of("vitkit.training.published", "RECIPES"),
+        ),
+    ] = "",
+    show: Annotated[bool, Option("--show", help="Print what --recipe sets, with its source, and stop.")] = False,
+    freeze: Annotated[str, Option(help="'backbone' (linear probe) or a number of blocks.")] = "",
+    lora: Annotated[int, Option(help="Rank of low-rank updates; all else is frozen.")] = 0,
+    shard: Annotated[bool, Option("--shard", help="Share weights among processes (FSDP).")] = False,
+    workers: Annotated[int, Option(help="Loading processes.")] = -1,
+    cache: Annotated[bool, Option("--cache", help="Decode images once and keep them.")] = False,
+    max_bad: Annotated[str, Option(help="Unreadable files that are tolerated.")] = "5%",
+    seed: Annotated[int, Option(help="Of everything random.")] = 0,
+    resume: Annotated[bool, Option("--resume", help="Resume the run in --out.")] = False,
+    restart: Annotated[
+        bool, Option("--restart", help="Start the run in --out again at step 0; its checkpoints are kept aside.")
+    ] = False,
+    accept_changed_data: Annotated[
+        bool, Option("--accept-changed-data", help="Resume although the data set is not what it was.")
+    ] = False,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; may be repeated.")
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting; may be repeated.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: opt.Json = False,
 ) -> None:
-    """Train or fine-tune a model on pictures."""
+    """Train or fine-tune a model on images."""
     started = time.monotonic()
-    from vitkit.train.config import TrainConfig, assign, parse_duration
+    from vitkit.training.config import assign, free_folder, parse_duration
 
-    given: dict[str, Any] = {"model": model, "init": init, "epochs": epochs, "steps": steps, "batch_size": batch_size}
-    given |= {"lr": lr, "freeze": freeze, "lora": lora, "shard": shard, "workers": workers, "cache": cache}
-    given |= {"max_bad": max_bad, "seed": seed, "image_size": image_size or None, "augment": augment or None}
-    config = TrainConfig(
-        data=data, out=out or free_folder(data), budget=parse_duration(budget) if budget else 0.0, **given
-    )
-    result = watch(assign(config, settings or []), resume, started, quiet=as_json)
+    if show:
+        from vitkit.training.published import rows
+
+        opt.print_table(("setting", "value", "source"), rows(recipe))
+        return
+    fields = {name: value for name, value in context.params.items() if name in vitkit.TrainConfig.__dataclass_fields__}
+    fields |= {"target": target or (), "image_size": image_size or None, "augment": augment or None}
+    fields |= {"out": out or free_folder(data), "budget": parse_duration(budget) if budget else 0.0}
+    config = vitkit.TrainConfig(**fields)
+    config = assign(config, settings or [])
+    result = watch(config, started, as_json, resume, restart, accept_changed_data)
     report(result, data, as_json)
 
 
-def free_folder(data: str) -> str:
-    """runs/DATA-1, or the first number that is free."""
-    name = Path(data).stem or "run"
-    number = 1
-    while (folder := Path("runs") / f"{name}-{number}").exists():
-        number += 1
-    return str(folder)
-
-
-def watch(config: TrainConfig, resume: bool, started: float, quiet: bool) -> Result:
-    from vitkit.cli.live import LiveView, PlainView
-    from vitkit.train.loop import Watcher
-    from vitkit.train.run import train as run
-
-    if quiet:
-        return run(config, resume=resume, watcher=Watcher(), started=started)
+def watch(
+    config: vitkit.TrainConfig,
+    started: float,
+    quiet: bool,
+    resume: bool = False,
+    restart: bool = False,
+    accept: bool = False,
+) -> Result:
     from rich.console import Console
 
+    from vitkit.cli.live import LiveView, PlainView, View
+    from vitkit.training.run import train as run
+
     console = Console(stderr=True)
-    view = LiveView(console) if console.is_terminal else PlainView()
-    with view:
-        return run(config, resume=resume, watcher=view, started=started)
+    view = View() if quiet else LiveView(console) if console.is_terminal else PlainView()
+    with view.shown:
+        return run(config, resume=resume, restart=restart, accept_changed_data=accept, watcher=view, started=started)
 
 
 def report(result: Result, data: str, as_json: bool) -> None:
-    from vitkit.ranks import is_first
+    from vitkit.world import is_first
 
     if not is_first():
         return None
     if as_json:
-        return print_json({**vars(result), "out": str(result.out)})
-    print_, table = open_table("what", "reached", left=1)
+        return opt.print_json(result.to_dict())
     splits = json.loads((result.out / "config.json").read_text(encoding="utf-8"))["splits"]
     counts = {"test": splits.get("test", 0), "validation": splits.get("val") or splits.get("test", 0)}
-    for name, scores in (("validation", result.validation), ("best", result.best), ("test", result.test)):
-        if "top1" in scores:
-            judged = f" ({counts[name]:,} pictures)" if name in counts else ""
-            table.add_row(f"{name} accuracy{judged}", f"{scores['top1']:.2%}")
-        elif "map" in scores:
-            table.add_row(f"{name} mean average precision", f"{scores['map']:.2%}")
-    table.add_row("time", f"{result.seconds:.0f} s, {result.steps:,} steps, {result.epochs:.1f} epochs")
+    rows = []  # the score of the last and the best weights, and of the test split
+    for name, metrics in (("validation", result.validation), ("best", result.best), ("test", result.test)):
+        if result.score.key in metrics:
+            images = f" ({counts[name]:,} images)" if name in counts else ""
+            rows.append((f"{name} {result.score.words}{images}", result.score.text(metrics[result.score.key])))
+    rows.append(("time", f"{result.seconds:.0f} s, {result.steps:,} steps, {result.epochs:.1f} epochs"))
     if result.bad_files:
-        table.add_row("unreadable files", f"{result.bad_files}, listed in {result.out / 'bad-files.csv'}")
+        rows.append(("unreadable files", f"{result.bad_files}, listed in {result.out / 'bad-files.csv'}"))
     if result.skipped:
-        table.add_row("steps left out", f"{result.skipped}: their loss was not finite")
-    table.add_row("model", str(result.out / "best.safetensors"))
-    print_(table)
-    return print_(f"Next: vitkit evaluate {result.out} {data}, or vitkit explain {result.out} --data {data}")
+        rows.append(("steps left out", f"{result.skipped}: their loss was not finite"))
+    opt.print_table(("metric", "value"), [*rows, ("model", str(result.out / "best.safetensors"))])
+    return echo(f"Next: vitkit evaluate {result.out} {data}, or vitkit explain {result.out} --data {data}")
 
 
 def replay(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder `replay` of a run.")],
-    as_json: JsonOption = False,
+    folder: Annotated[Path, Argument(metavar="DIR", help="The folder `replay` of a run.")], as_json: opt.Json = False
 ) -> None:
     """Run a step again whose loss was not finite, and name the first layer that went wrong."""
-    from vitkit.train.replay import replay as again
+    from vitkit.training.run import replay as again
 
     lines = again(folder)
-    print_json({"found": lines}) if as_json else typer.echo("\n".join(lines))
+    opt.print_json({"found": lines}) if as_json else echo("\n".join(lines))
+
+
+def demo(
+    out: Annotated[Path, Option(help="Folder of the run; an earlier demo is replaced.")] = Path("runs/demo"),
+    epochs: Annotated[float, Option(help="Passes over the handwritten digits.")] = 60,
+) -> None:
+    """Train on handwritten digits, evaluate, and draw what was learned."""
+    if (out / "config.json").exists():
+        if not (out / _DEMO).exists():
+            raise TrainError(f"{out} holds another run; choose another folder with --out")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / _DEMO).touch()
+    result = watch(vitkit.TrainConfig(data="digits", out=str(out), epochs=epochs), time.monotonic(), quiet=False)
+    with Bar() as progress:
+        vitkit.explain(out, data="digits", out=out / "explained", progress=progress)
+    command = "vitkit" if shutil.which("vitkit") else sys.argv[0]  # `make demo` calls it by its path
+    echo(
+        f"Accuracy {result.test['top1']:.1%} on held-out digits in {result.seconds:.0f} seconds.\n"
+        f"Look inside: {out / 'explained' / 'report.html'}\n"
+        f"Next: {command} serve {out}, or {command} train your-folder/"
+    )

@@ -1,21 +1,21 @@
 """The list of files that could not be read: `bad-files.csv` in the folder of the run.
 
-One line per file, whoever met it and however often: ranks write to the same list under a lock, and a
-resumed run goes on with the list it finds. When more than `max_bad` of the set is bad the run stops,
-because then something is wrong with the set and not with a file.
+One line per file, whoever met it and however often: ranks write to the same list under a lock, a resumed run
+continues it. When more than `max_bad` of the set is bad the run stops: something is wrong with the set, not a file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.io import csv_cell, locked
 
 HEADER = ("path", "class", "reason")
 _SHOWN = 5
@@ -49,12 +49,10 @@ class BadFiles:
 
     def __init__(self, path: str | Path | None = None, total: int = 0, max_bad: str | float = "5%") -> None:
         self.path = Path(path) if path is not None else None
-        self.limit = parse_limit(max_bad, total)
-        self.total = total
-        self.max_bad = max_bad
+        self.limit, self.total, self.max_bad = parse_limit(max_bad, total), total, max_bad
         self._found: dict[str, BadFile] = {}
         if self.path is not None:
-            with self._locked() as file:
+            with locked(self.path) as file:
                 self._read(file)
 
     def __len__(self) -> int:
@@ -65,12 +63,12 @@ class BadFiles:
 
     def record(self, *bad: BadFile) -> None:
         """Add files to the list (once each) and stop the run when there are too many."""
-        bad = tuple(BadFile(*_printable(b.path, b.label, b.reason)) for b in bad)
-        new = [b for b in bad if b.path not in self._found]
-        if new and self.path is None:
+        cells = [[str(csv_cell(text)) for text in (b.path, b.label, b.reason)] for b in bad]
+        new = [BadFile(*texts) for texts in cells if texts[0] not in self._found]
+        if self.path is None:
             self._found.update((b.path, b) for b in new)
         elif new:
-            with self._locked() as file:
+            with locked(self.path) as file:
                 self._read(file)  # what the other ranks have met meanwhile
                 lines = io.StringIO(newline="")
                 for b in new:
@@ -80,19 +78,16 @@ class BadFiles:
                 file.write(lines.getvalue().encode())  # one write: a kill leaves whole lines or none
                 file.flush()
                 os.fsync(file.fileno())
-        self._check()
-
-    def _check(self) -> None:
         if len(self) <= self.limit:
             return
         first = "\n".join(f"  {b.path}: {b.reason}" for b in list(self)[:_SHOWN])
         listed = f"all of them are in {self.path}" if self.path else "`vitkit data check DATA` lists them all"
         raise DataError(
-            f"{len(self)} of {self.total} pictures cannot be read, more than max_bad={self.max_bad} allows. "
+            f"{len(self)} of {self.total} images cannot be read, more than max_bad={self.max_bad} allows. "
             f"The first are:\n{first}\n{listed}. Repair or remove them, or raise --max-bad"
         )
 
-    def _read(self, file: io.BufferedRandom) -> None:
+    def _read(self, file: BinaryIO) -> None:
         file.seek(0)
         text = file.read().decode(errors="replace")
         if not text:
@@ -102,19 +97,3 @@ class BadFiles:
         for row in list(csv.reader(io.StringIO(text, newline="")))[1:]:
             if len(row) == len(HEADER):
                 self._found.setdefault(row[0], BadFile(*row))
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[io.BufferedRandom]:
-        assert self.path is not None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a+b") as file:
-            with contextlib.suppress(ImportError):  # on Windows there is no fcntl; one rank is enough there
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield file  # closing it lets go of the lock
-
-
-def _printable(*values: str) -> list[str]:
-    """File names may hold bytes that are no text; they are shown with backslashes."""
-    return [v.encode(errors="backslashreplace").decode() for v in values]

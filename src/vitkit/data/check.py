@@ -1,46 +1,38 @@
 """`vitkit data check`: everything worth knowing about a set before training on it.
 
-Every picture is decoded completely. Exact duplicates are found by the SHA-256 of their content; those
+Every image is decoded completely. Exact duplicates are found by the SHA-256 of their content; those
 that lie in two splits leak the answers of a test into training, and those with two labels contradict.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from vitkit.data.badfiles import BadFile
-from vitkit.data.decode import BadPicture
-from vitkit.data.folder import empty_classes
-from vitkit.data.open import open_data
-from vitkit.data.parallel import in_order
-from vitkit.data.progress import Track, quiet
-from vitkit.data.source import FileSource, Source
+from vitkit.data.dataset import Dataset
+from vitkit.data.decode import BadImage, Header, decode, header, read_bytes
+from vitkit.data.loader import in_order
+from vitkit.data.source import Source
+from vitkit.io import sha256
+from vitkit.progress import SILENT, Progress
+
+_CHEAP = 50_000  # images in files: more are not compared before a run
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What one picture turned out to be."""
-
-    digest: bytes
-    width: int = 0
-    height: int = 0
-    format: str = ""
-    mode: str = ""
-    reason: str = ""
+class Seen(NamedTuple):
+    digest: str  # of its content
+    header: Header
+    reason: str = ""  # why it cannot be read
 
 
 @dataclass(frozen=True)
 class Duplicate:
-    """Samples with the same content."""
-
     paths: list[str]
     splits: list[str]
     classes: list[str]
@@ -59,97 +51,102 @@ class Report:
     name: str
     multi_label: bool
     splits: dict[str, int]
-    classes: dict[str, dict[str, int]]  # class -> split -> pictures
+    classes: dict[str, dict[str, int]]  # class -> split -> images
     empty_classes: list[str]
     sizes: dict[str, list[int]]  # smallest, median, largest: width, height
     formats: dict[str, int]
     modes: dict[str, int]
     bad: list[BadFile]
     duplicates: list[Duplicate]
+    notes: list[str]  # what was understood
+    lost: list[str]  # what the set holds and cannot give; `notes` have it too
 
-    def to_dict(self) -> dict[str, Any]:
-        found = asdict(self)
-        for plain, duplicate in zip(found["duplicates"], self.duplicates, strict=True):
-            plain.update(leaks=duplicate.leaks, contradicts=duplicate.contradicts)
-        return found
+    def to_dict(self) -> dict[str, object]:
+        said = [{**asdict(d), "leaks": d.leaks, "contradicts": d.contradicts} for d in self.duplicates]
+        return {**asdict(self), "duplicates": said}
 
 
-def check(data: str, workers: int = 0, track: Track = quiet) -> Report:
-    """Read and decode every picture of every split."""
-    source = open_data(data, "all", track)
-    look = _Look(source)
-    seen = list(in_order(look, len(source), workers, "decoding every picture", track))
-    splits = np.repeat(list(source.splits), list(source.splits.values())).tolist()
-    good = [s for s in seen if not s.reason]
+def check(dataset: Dataset, workers: int = 0, progress: Progress = SILENT) -> Report:
+    """Read and decode every image of every split."""
+    source = dataset.split("all")
+    seen = list(in_order(partial(_look, source), len(source), workers, "decoding every image", progress))
+    good = [s.header for s in seen if not s.reason]
+    by_area = sorted(good, key=lambda h: h.width * h.height)
+    places = {"smallest": 0, "median": len(good) // 2, "largest": -1} if good else {}
+    counted = {}
+    if dataset.label_kind != "values":
+        counted = {split: dataset.samples.take(rows).counts for split, rows in dataset.rows.items()}
     return Report(
         name=source.name,
         multi_label=source.multi_label,
         splits=source.splits,
-        classes=_by_class(source),
-        empty_classes=empty_classes(Path(data).expanduser())
-        if isinstance(source, FileSource) and _is_folder(data)
-        else [],
-        sizes=_sizes(good),
-        formats=dict(Counter(s.format for s in good).most_common()),
-        modes=dict(Counter(s.mode for s in good).most_common()),
+        classes={c: {s: int(n[i]) for s, n in counted.items()} for i, c in enumerate(dataset.classes)},
+        empty_classes=list(dataset.empty_classes),
+        sizes={word: list(by_area[place][:2]) for word, place in places.items()},
+        formats=dict(Counter(h.format for h in good).most_common()),
+        modes=dict(Counter(h.mode for h in good).most_common()),
         bad=[BadFile(source.where(i), source.label_name(i), s.reason) for i, s in enumerate(seen) if s.reason],
-        duplicates=_duplicates(source, seen, splits),
+        duplicates=_duplicates(source, seen),
+        notes=list(dataset.notes),
+        lost=list(dataset.lost),
     )
 
 
-def _is_folder(data: str) -> bool:
-    return Path(data).expanduser().is_dir()
+def _look(source: Source, index: int) -> Seen:
+    if source.pixels is not None:
+        pixels = source.pixels[index].numpy()
+        channels, height, width = pixels.shape
+        about = Header(width, height, "array", f"{channels} channel{'s' * (channels > 1)}")
+        return Seen(sha256(pixels.tobytes()), about)
+    try:
+        encoded = source.encoded(index)
+        image = decode(encoded)
+        raw = encoded if isinstance(encoded, bytes) else read_bytes(encoded)
+    except BadImage as e:
+        return Seen("", Header(0, 0, "", ""), e.reason)
+    return Seen(sha256(raw), Header(*image.size, *header(raw)[2:]))
 
 
-class _Look:
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __call__(self, index: int) -> Seen:
-        if self.source.pixels is not None:
-            pixels = self.source.pixels[index].numpy()
-            channels, height, width = pixels.shape
-            digest = hashlib.sha256(pixels.tobytes()).digest()
-            return Seen(digest, width, height, "array", f"{channels} channel{'s' * (channels > 1)}")
-        raw = b""
-        try:
-            encoded = self.source.encoded(index)
-            raw = encoded if isinstance(encoded, bytes) else Path(encoded).read_bytes()
-        except (OSError, BadPicture):
-            pass  # decoding meets it again, and says why
-        digest = hashlib.sha256(raw).digest()
-        try:
-            picture = self.source.picture(index, 3)
-        except BadPicture as e:
-            return Seen(digest, reason=e.reason)
-        with Image.open(io.BytesIO(raw)) as header:
-            return Seen(digest, *picture.size, header.format or "unknown", header.mode)
-
-
-def _by_class(source: Source) -> dict[str, dict[str, int]]:
-    ends = np.cumsum(list(source.splits.values()))[:-1]
-    counted = {}
-    for split, labels in zip(source.splits, np.split(source.labels, ends), strict=True):
-        one_each = np.bincount(labels, minlength=len(source.classes)) if labels.ndim == 1 else labels.sum(axis=0)
-        counted[split] = one_each
-    return {c: {s: int(counted[s][i]) for s in counted} for i, c in enumerate(source.classes)}
-
-
-def _sizes(good: list[Seen]) -> dict[str, list[int]]:
-    if not good:
-        return {}
-    by_area = sorted(good, key=lambda s: s.width * s.height)
-    chosen = {"smallest": by_area[0], "median": by_area[len(by_area) // 2], "largest": by_area[-1]}
-    return {word: [s.width, s.height] for word, s in chosen.items()}
-
-
-def _duplicates(source: Source, seen: list[Seen], splits: list[str]) -> list[Duplicate]:
+def _duplicates(source: Source, seen: list[Seen]) -> list[Duplicate]:
+    splits = np.repeat(list(source.splits), list(source.splits.values())).tolist()
     same = defaultdict(list)
     for index, s in enumerate(seen):
         if not s.reason:
             same[s.digest].append(index)
-    groups = [rows for rows in same.values() if len(rows) > 1]
     return [
         Duplicate([source.where(i) for i in g], [splits[i] for i in g], [source.label_name(i) for i in g])
-        for g in groups
+        for g in same.values()
+        if len(g) > 1
     ]
+
+
+def leakage(dataset: Dataset) -> str:
+    """A warning when images of other splits are in train too, byte for byte; "" when none is. Cheap: before a run.
+
+    Read are only images that train and another split have of one length, and of those the ends first.
+    """
+    if dataset.split_by_content or "train" not in dataset.splits or len(dataset.splits) < 2:
+        return ""
+    source = dataset.split("all")
+    if source.pixels is None and len(source) > _CHEAP:
+        return ""
+    trained = np.repeat([split == "train" for split in dataset.splits], list(dataset.splits.values()))
+    rows = np.arange(len(source))
+    for key in (source.length, source.share, partial(_digest, source)):
+        rows = rows[_on_both_sides([key(int(i)) for i in rows], trained[rows])]
+        if not len(rows):
+            return ""
+    first = source.where(int(rows[~trained[rows]][0]))
+    many = f"{int((~trained[rows]).sum()):,} images that are evaluated are in train too, such as {first}"
+    return f"warning: {many}: accuracy will look too high. `vitkit data check {dataset.name}` lists them"
+
+
+def _on_both_sides(keys: Sequence[str | float], trained: np.ndarray) -> np.ndarray:
+    """Which of the samples have a key that occurs both in train and outside."""
+    _, group = np.unique(np.array(keys), return_inverse=True)
+    return np.isin(group, np.intersect1d(group[trained], group[~trained]))
+
+
+def _digest(source: Source, index: int) -> str:
+    seen = _look(source, index)
+    return seen.digest or f"unreadable {index}"

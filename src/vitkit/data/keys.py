@@ -1,9 +1,7 @@
 """Randomness that belongs to a sample, not to a process.
 
-Every random choice made for a sample is a function of (seed, epoch, sample index, purpose). So the
-number of workers, the number of ranks and where a run was interrupted cannot change it. The function
-is SplitMix64, written with numpy so that a whole batch is drawn at once; its results do not depend
-on the version of any library.
+Every random choice is a function of (seed, epoch, sample index, purpose): workers, ranks and interruptions cannot
+change it. The function is SplitMix64, for whole batches; its results depend on the version of no library.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ Keys = NDArray[np.uint64]
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-_TO_UNIT = 2.0**-53
 
 
 def scramble(values: Keys) -> Keys:
@@ -28,14 +25,15 @@ def scramble(values: Keys) -> Keys:
         z = values + _STEP
         z = (z ^ (z >> np.uint64(30))) * _FIRST
         z = (z ^ (z >> np.uint64(27))) * _SECOND
-        return z ^ (z >> np.uint64(31))
+        mixed: Keys = z ^ (z >> np.uint64(31))
+    return mixed
 
 
-def _as_words(values: int | Sequence[int] | NDArray) -> Keys:
+def _as_words(values: int | Sequence[int] | np.ndarray) -> Keys:
     return np.atleast_1d(np.asarray(values, dtype=np.int64)).astype(np.uint64)
 
 
-def sample_keys(seed: int, epoch: int, indices: Sequence[int] | NDArray, repeats: NDArray | None = None) -> Keys:
+def sample_keys(seed: int, epoch: int, indices: Sequence[int] | np.ndarray, repeats: np.ndarray | None = None) -> Keys:
     """One 64-bit key per sample. `repeats` tells apart the same sample drawn twice in one epoch."""
     keys = scramble(scramble(_as_words(seed)) ^ _as_words(epoch))
     keys = scramble(keys ^ _as_words(indices))
@@ -47,7 +45,8 @@ def uniforms(keys: Keys, purpose: str, count: int) -> NDArray[np.float64]:
     base = scramble(keys ^ np.uint64(zlib.crc32(purpose.encode())))[:, None]
     with np.errstate(over="ignore"):
         words = scramble(base + np.arange(count, dtype=np.uint64)[None] * _STEP)
-    return (words >> np.uint64(11)) * _TO_UNIT
+    numbers: NDArray[np.float64] = (words >> np.uint64(11)) * 2.0**-53
+    return numbers
 
 
 def permutation(seed: int, epoch: int, count: int, purpose: str = "order") -> NDArray[np.int64]:

@@ -1,36 +1,49 @@
 """Batches of a source: shuffled, shared among ranks, loaded by processes, resumable from two integers.
 
-    loader = Loader(open_data("photos"), preprocessing, batch_size=256, augment=preset("medium"), workers=4)
+    loader = Loader(open_data("photos").split(), preprocessing, batch_size=256, augment=preset("medium"), workers=4)
     for batch in loader:            # one epoch; the next `for` is the next epoch
         images = normalise(batch.images.to(device), preprocessing)
 
 `batch_size` counts the samples of all ranks together, so a run on two machines sees the same batches
 as a run on one. Evaluation (no `augment`) gives every sample exactly once; training leaves out the
-last, incomplete batch.
+last, incomplete batch. `ImageBatches` reads images without labels, by threads, in the order asked for.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Any
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.augment import Augment
 from vitkit.data.badfiles import BadFiles
-from vitkit.data.order import Order, epoch_order
-from vitkit.data.parallel import as_it_is, begin, explain, own_child_handler
-from vitkit.data.samples import Batch, Samples
+from vitkit.data.decode import BadImage
+from vitkit.data.samples import Batch, Order, Samples, epoch_order
 from vitkit.data.source import Source
-from vitkit.errors import ConfigError, VitkitError
-from vitkit.model.config import Preprocessing
+from vitkit.errors import ConfigError, DataError, VitkitError
+from vitkit.model.config import AnyConfig, Preprocessing
+from vitkit.progress import SILENT, Progress
 
-_AHEAD = 2  # batches that each process keeps ready
+AHEAD = 2  # results that each process keeps ready; batches that threads read while one is computed
+Item = TypeVar("Item")
+T = TypeVar("T")
+Work = tuple[int, Order]  # epoch and samples of one batch
+Result = Batch | bytes | VitkitError  # a batch in shared memory, or pickled
 
 
 class Loader:
@@ -46,6 +59,7 @@ class Loader:
     balanced     draw every class equally often
     bad_files    where unreadable files are written; by default in memory, with the usual limit
     channels     of the model's input; by default the source's
+    replace_bad  put another image of its class in the place of one that cannot be read, or leave it out
     """
 
     def __init__(
@@ -61,20 +75,28 @@ class Loader:
         balanced: bool = False,
         bad_files: BadFiles | None = None,
         channels: int | None = None,
+        replace_bad: bool = True,
     ) -> None:
-        _check(batch_size, workers, rank, world_size, training=augment is not None)
         self.source, self.pre, self.augment, self.seed = source, pre, augment, seed
         self.rank, self.world_size, self.balanced = rank, world_size, balanced
-        self.training = augment is not None
-        self.batch_size = batch_size
+        self.training, self.batch_size = augment is not None, batch_size
+        if batch_size < 1 or workers < 0:
+            raise ConfigError(f"batch_size={batch_size} must be at least 1 and workers={workers} at least 0")
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank} must be from 0 to world_size - 1 = {world_size - 1}")
+        if self.training and batch_size % world_size:
+            near = max(1, batch_size // world_size) * world_size
+            raise ConfigError(
+                f"batch_size={batch_size} counts all {world_size} ranks and must divide evenly; try {near}"
+            )
         if self.training and len(source) < batch_size:  # a tiny set: one batch of all there is
             self.batch_size = max(world_size, len(source) // world_size * world_size)
-        self.samples = Samples(source, pre, augment, seed, channels)
+        self.samples = Samples(source, pre, augment, seed, channels, replace_bad)
         self.workers = 0 if self.samples.pixels is not None else workers
         self.bad_files = bad_files if bad_files is not None else BadFiles(total=len(source))
         self.epoch = self.step = 0
-        self._feed = _Feed()
-        self._processes: DataLoader | None = None
+        self._feed: list[Work] = []  # of the coming epoch, handed to the processes in order
+        self._processes: DataLoader[Result] | None = None
 
     def __len__(self) -> int:
         """Batches in a whole epoch, the same on every rank."""
@@ -103,37 +125,25 @@ class Loader:
             for part in parts:
                 yield self.samples.load(epoch, part)
             return
-        self._feed.work = [(epoch, part.indices, part.repeats) for part in parts]
+        self._feed[:] = [(epoch, part) for part in parts]
         if self._processes is None:
-            self._processes = self._start()
+            shape = (self.batch_size // self.world_size + 1, self.samples.channels, *self.pre.size)
+            by_pipe = not _fits_shared_memory(int(np.prod(shape)) * self.workers * (AHEAD + 1))
+            load = partial(_load_batch, self.samples, by_pipe)
+            self._processes = processes(load, self._feed, self.workers, keep=True)
         try:
             with own_child_handler():
                 results = iter(self._processes)
             for result in results:
                 if isinstance(result, VitkitError):
                     raise result
-                yield result if isinstance(result, Batch) else _from_numpy(result)
+                yield pickle.loads(result) if isinstance(result, bytes) else result
         except GeneratorExit:  # the caller broke off; the processes wait for the next epoch
             raise
         except BaseException as e:
             explained = explain(e, getattr(self._processes, "_iterator", None))
             self.close()
             raise explained from e
-
-    def _start(self) -> DataLoader:
-        shape = (self.batch_size // self.world_size + 1, self.samples.channels, *self.pre.size)
-        by_pipe = not _fits_shared_memory(int(np.prod(shape)) * self.workers * (_AHEAD + 1))
-        return DataLoader(
-            _Work(self.samples, by_pipe),
-            batch_size=None,  # an item of the feed is a whole batch
-            sampler=self._feed,
-            num_workers=self.workers,
-            prefetch_factor=_AHEAD,
-            persistent_workers=True,
-            worker_init_fn=begin,
-            collate_fn=as_it_is,
-            pin_memory=False,
-        )
 
     def close(self) -> None:
         """End the loading processes. They also end by themselves when the loader is forgotten."""
@@ -145,58 +155,141 @@ class Loader:
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def _check(batch_size: int, workers: int, rank: int, world_size: int, training: bool) -> None:
-    if batch_size < 1 or workers < 0:
-        raise ConfigError(f"batch_size={batch_size} must be at least 1 and workers={workers} at least 0")
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank={rank} must be from 0 to world_size - 1 = {world_size - 1}")
-    if training and batch_size % world_size:
-        near = max(1, batch_size // world_size) * world_size
-        raise ConfigError(f"batch_size={batch_size} counts all {world_size} ranks and must divide evenly; try {near}")
-
-
-# --- what runs in the loading processes ------------------------------------------------------------
-
-
-class _Feed:
-    """The work of the coming epoch, handed to the processes in order."""
-
-    def __init__(self) -> None:
-        self.work: list[tuple[int, np.ndarray, np.ndarray]] = []
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        return iter(self.work)
-
-    def __len__(self) -> int:
-        return len(self.work)
-
-
-class _Work(Dataset):
+def _load_batch(samples: Samples, by_pipe: bool, item: Work) -> Result:
     """Turns an item of the feed into a batch. Errors travel as values, whole and without a traceback."""
-
-    def __init__(self, samples: Samples, by_pipe: bool) -> None:
-        self.samples, self.by_pipe = samples, by_pipe
-
-    def __getitem__(self, item: tuple[int, np.ndarray, np.ndarray]) -> Any:
-        epoch, indices, repeats = item
-        try:
-            batch = self.samples.load(epoch, Order(indices, repeats))
-        except VitkitError as e:
-            return e
-        if not self.by_pipe:
-            return batch
-        return batch.images.numpy(), batch.labels.numpy(), batch.indices.numpy(), batch.keys, batch.bad
-
-
-def _from_numpy(parts: tuple[Any, ...]) -> Batch:
-    images, labels, indices, keys, bad = parts
-    return Batch(torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(indices), keys, bad)
+    try:
+        batch = samples.load(*item)
+    except VitkitError as e:
+        return e
+    return pickle.dumps(batch) if by_pipe else batch
 
 
 def _fits_shared_memory(size: int) -> bool:
     """False where /dev/shm is too small for the batches on their way, as in many containers."""
     return not os.path.isdir("/dev/shm") or shutil.disk_usage("/dev/shm").free > 2 * size
+
+
+@dataclass(frozen=True)
+class ReadImages:
+    """Images that could be read, with their numbers, and those that could not, with the reason."""
+
+    images: Tensor  # uint8 B C H W
+    indices: list[int]
+    bad: dict[int, str]
+
+
+class ImageBatches:
+    """Batches of a source as a model wants them, in the order asked for; threads read a few batches ahead."""
+
+    def __init__(self, source: Source, config: AnyConfig, threads: int | None = None) -> None:
+        self.source, self.pre, self.channels = source, config.preprocessing, config.channels
+        self.threads = threads or min(8, os.cpu_count() or 1)
+
+    def batches(self, wanted: Iterable[Sequence[int]]) -> Iterator[ReadImages]:
+        """Each item of `wanted` holds the numbers of the samples of a batch."""
+        pool = ThreadPoolExecutor(self.threads)
+        waiting: deque[tuple[Sequence[int], list[Future[Tensor | str]]]] = deque()
+        try:
+            for numbers in wanted:
+                waiting.append((numbers, [pool.submit(self._read, i) for i in numbers]))
+                if len(waiting) > AHEAD:
+                    yield self._assemble(*waiting.popleft())
+            while waiting:
+                yield self._assemble(*waiting.popleft())
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, index: int) -> Tensor | str:
+        try:
+            return self.source.pixels_of(index, self.pre, self.channels)
+        except BadImage as e:
+            return e.reason
+
+    def _assemble(self, numbers: Sequence[int], reads: list[Future[Tensor | str]]) -> ReadImages:
+        results = {i: read.result() for i, read in zip(numbers, reads, strict=True)}
+        good = {i: r for i, r in results.items() if isinstance(r, Tensor)}
+        bad = {i: r for i, r in results.items() if isinstance(r, str)}
+        empty = torch.empty(0, self.channels, *self.pre.size, dtype=torch.uint8)
+        return ReadImages(torch.stack(list(good.values())) if good else empty, list(good), bad)
+
+
+def in_order(job: Callable[[int], T], count: int, workers: int, what: str, progress: Progress = SILENT) -> Iterator[T]:
+    """job(0), job(1), ... job(count - 1). With workers, the job and its results must be picklable."""
+    if not workers:
+        yield from map(job, progress.track(range(count), what))
+        return
+    with own_child_handler():
+        results = iter(processes(job, range(count), workers))
+    for _ in progress.track(range(count), what):
+        try:
+            yield next(results)
+        except Exception as e:
+            raise explain(e, results) from e
+
+
+def processes(job: Callable[[Item], T], items: Sequence[Item], workers: int, keep: bool = False) -> DataLoader[T]:
+    """Iterating does the job for what `items` then holds, in order, in so many processes; they may be kept."""
+    return DataLoader(
+        _Jobs(job),
+        batch_size=None,
+        sampler=items,
+        num_workers=workers,
+        prefetch_factor=AHEAD,
+        persistent_workers=keep,
+        worker_init_fn=begin,
+        collate_fn=as_it_is,
+    )
+
+
+class _Jobs(Dataset[T], Generic[Item, T]):
+    def __init__(self, job: Callable[[Item], T]) -> None:
+        self.job = job
+
+    def __getitem__(self, item: Item) -> T:
+        return self.job(item)
+
+
+def as_it_is(item: T) -> T:
+    return item
+
+
+def begin(number: int) -> None:
+    """Ctrl-C is for the main process, which ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def own_child_handler() -> Iterator[None]:
+    """Keep torch's handler for dead processes out: it raises wherever the main program happens to be,
+    even between the halves of an optimiser step. Without it the death shows when the next batch is asked for.
+    """
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGCHLD) if on_main_thread and hasattr(signal, "SIGCHLD") else None
+    yield
+    if before is not None and signal.getsignal(signal.SIGCHLD) is not before:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def explain(error: BaseException, running: object) -> BaseException:
+    """A process of the running loader that was killed is named; otherwise the error stays what it is.
+
+    When a process dies, what fails first may be anything from a time-out to a broken connection.
+    """
+    if not isinstance(error, (RuntimeError, OSError, EOFError)):
+        return error
+    workers: list[BaseProcess] = getattr(running, "_workers", [])
+    for worker in workers:
+        worker.join(0.5)  # one that is dying may need a moment to be dead
+    dead = {w.pid: w.exitcode for w in workers if not w.is_alive() and w.exitcode}
+    if not dead:
+        return error
+    endings = [f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}" for code in dead.values()]
+    named = ", ".join(f"{pid} ({ending})" for pid, ending in zip(dead, endings, strict=True))
+    return DataError(
+        f"a loading process died: {named}. Most often memory ran out: try fewer --workers or a smaller batch. "
+        f"The run can be resumed from its last checkpoint"
+    )

@@ -1,64 +1,95 @@
-"""What every set of pictures looks like to the rest of vitkit.
+"""What every set of images looks like to the rest of vitkit.
 
-A `Source` is one split of a set: numbered samples, each with a picture, a label and a printable name.
-Pictures are either encoded (files, rows of Parquet, members of a tar: `encoded(i)` gives bytes or a
-path) or already pixels in memory (`pixels`, one uint8 tensor N C H W). Readers (`folder`, `manifest`,
-`arrays`, `parquet`, `shards`, `named`) only fill in these few fields.
+A `Source` is one split of a set: numbered samples, each with an image, a label and a printable name.
+Images are either encoded (`encoded(i)` gives the path of a file, or the bytes out of Parquet or a tar)
+or already pixels in memory (`pixels`, one uint8 tensor N C H W).
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+from PIL import Image
+from torch import Tensor
 
-from vitkit.data.decode import BadPicture, Needed, decode, to_channels
-from vitkit.data.packed import Names
-from vitkit.errors import DataError
+from vitkit.data.decode import BadImage, Needed, decode, header, to_channels
+from vitkit.data.preprocess import read_image, read_pixels
+from vitkit.errors import DataError, did_you_mean
+from vitkit.io import open_regular
+from vitkit.model.config import Preprocessing
 
 if TYPE_CHECKING:
-    from PIL import Image
-    from torch import Tensor
+    from typing_extensions import Self
 
-SPLITS = ("train", "val", "test")
-_CARVED = 0.1  # the share of a set that becomes `val`, and again `test`, when it comes without
+LabelKind = Literal["classes", "labels", "values"]
+_AT_ONCE = 1 << 16  # names that are gathered at once
 
 
-class Source:
-    """One split of a set of pictures.
+class Names:
+    """A read-only sequence of strings (file names with any bytes in them included) in two arrays.
 
-    name      what the user called the set
-    split     "train", "val", "test", or several joined with "+"
-    splits    samples in every split the set has
-    classes   names of the classes, in the order of the labels
-    labels    (N,) class numbers, or (N, classes) zeros and ones when a picture may have several
-    channels  1 when the pictures seem to be grey, 3 for colour, any number for arrays
-    mirrors   False when a mirror image means something else, as with digits
-    prepared  True when pictures come out resized and cut already, as a cache holds them
-    blocks    (N,) the block of neighbouring samples that each is read fastest with, or None
+    Worker processes share memory until somebody writes to it, and in Python even reading a list of strings writes
+    (reference counts). Ten million paths in two numpy arrays stay shared; of a list every worker would get a copy.
     """
 
-    mirrors = True
-    prepared = False
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        encoded = [os.fsencode(name) for name in names]
+        self._ends = np.cumsum([len(e) for e in encoded], dtype=np.int64)
+        self._bytes = np.frombuffer(b"".join(encoded), dtype=np.uint8)
 
-    def __init__(
-        self,
-        name: str,
-        split: str,
-        splits: Mapping[str, int],
-        classes: Sequence[str],
-        labels: np.ndarray,
-        names: Names,
-        channels: int = 3,
-        blocks: np.ndarray | None = None,
-    ) -> None:
-        self.name, self.split, self.splits = name, split, dict(splits)
-        self.classes, self.labels, self.names = tuple(classes), labels, names
-        self.channels, self.blocks = channels, blocks
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> str:
+        index = range(len(self))[index]  # counts from the end where it is negative
+        start = int(self._ends[index - 1]) if index else 0
+        return os.fsdecode(self._bytes[start : int(self._ends[index])].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))
+
+    def take(self, rows: np.ndarray) -> Names:
+        lengths = np.diff(self._ends, prepend=0)
+        taken, pieces = Names(), []
+        taken._ends = np.cumsum(lengths[rows], dtype=np.int64)
+        for some in np.split(rows, range(_AT_ONCE, len(rows), _AT_ONCE)):
+            moved = self._ends[some] - np.cumsum(lengths[some])  # how far each name lies from its new place
+            pieces.append(self._bytes[np.arange(lengths[some].sum()) + np.repeat(moved, lengths[some])])
+        taken._bytes = np.concatenate(pieces)
+        return taken
+
+
+@dataclass(eq=False, repr=False)
+class Source:
+    """One split of a set of images."""
+
+    name: str  # what the user called the set
+    split: str = "all"  # "train", "val", "test", another that the set has, several joined with "+", or "all"
+    splits: dict[str, int] = field(default_factory=dict)  # samples in every split the set has
+    classes: tuple[str, ...] = ()  # names of the classes, in the order of the labels; none for values
+    # (N,) class numbers; (N, classes) zeros and ones when an image may have several; (N, T) values to be predicted
+    labels: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    names: Names = field(default_factory=Names)
+    channels: int = 3  # 1 when the images seem to be grey, 3 for colour, any number for arrays
+    blocks: np.ndarray | None = None  # (N,) the block of neighbouring samples that each is read fastest with
+    targets: tuple[str, ...] = ()  # names of the values
+    flip_safe: bool = True  # False when a mirror image means something else, as with digits
+    pixels: Tensor | None = None  # all images, uint8 (N, C, H, W), when they are in memory
+
+    per_sample: ClassVar[tuple[str, ...]] = ("labels", "names", "blocks", "pixels")  # with an entry for each
+
+    def __post_init__(self) -> None:
+        if self.pixels is not None:
+            self.channels = self.pixels.shape[1]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -66,105 +97,128 @@ class Source:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, split={self.split!r}, {len(self)} samples)"
 
+    def take(self, rows: np.ndarray, split: str | None = None, splits: dict[str, int] | None = None) -> Self:
+        part = copy.copy(self)
+        for cached in ("counts", "members", "groups"):
+            part.__dict__.pop(cached, None)
+        for key in self.per_sample:
+            whole = getattr(self, key)
+            if whole is not None:
+                setattr(part, key, whole.take(rows) if isinstance(whole, Names) else whole[rows])
+        part.split, part.splits = split or self.split, splits or self.splits
+        return part
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """The same samples with other names for some of the classes: old -> new."""
+        for name in names.keys() - set(self.classes):
+            raise DataError(f"{self.name} has no class {name!r} to be mapped.{did_you_mean(name, self.classes)}")
+        part = copy.copy(self)
+        part.classes = tuple(names.get(name, name) for name in self.classes)
+        if twice := next((name for name in part.classes if part.classes.count(name) > 1), None):
+            both = ", ".join(old for old, new in zip(self.classes, part.classes, strict=True) if new == twice)
+            raise DataError(f"{both} of {self.name} would all be called {twice!r}; map each class to one of its own")
+        return part
+
+    @property
+    def label_kind(self) -> LabelKind:
+        if np.issubdtype(self.labels.dtype, np.floating):
+            return "values"
+        return "labels" if self.labels.ndim == 2 else "classes"
+
     @property
     def multi_label(self) -> bool:
-        return self.labels.ndim == 2
-
-    @property
-    def pixels(self) -> Tensor | None:
-        """All pictures as one uint8 tensor (N, C, H, W) when they are in memory, else None."""
-        return None
+        return self.label_kind == "labels"
 
     def encoded(self, index: int) -> bytes | str | Path:
-        """The encoded picture: bytes, or the path of its file."""
-        raise NotImplementedError
+        return self.names[index]
 
     def where(self, index: int) -> str:
         """A printable name of the sample: its path, or where it is inside a larger file."""
         return self.names[index]
 
-    def picture(self, index: int, channels: int, needed: Needed | None = None) -> Image.Image:
-        """The picture, decoded and upright; `needed` as in `decode`. Raises `BadPicture`."""
-        return decode(self.encoded(index), channels, needed)
+    def pixels_of(self, index: int, pre: Preprocessing, channels: int) -> Tensor:
+        """The image as a model wants it: uint8 (C, H, W) of `pre.size`. Raises `BadImage`."""
+        if self.pixels is not None:
+            return read_pixels(self.pixels[index : index + 1], pre, channels)[0]
+        return read_image(self.encoded(index), pre, channels)
+
+    def image(self, index: int, channels: int | None = None, needed: Needed | None = None) -> Image.Image:
+        """The image, decoded and upright; `needed` as in `decode`. Raises `BadImage`."""
+        if self.pixels is None:
+            return decode(self.encoded(index), channels or self.channels, needed)
+        image = pillow(self.pixels[index])
+        return image if channels is None else to_channels(image, channels)
 
     def view(self, index: int) -> np.ndarray | None:
         """The decoded pixels (H, W) or (H, W, C) where they are mapped from a cache, else None."""
         return None
 
-    def read(self, index: int) -> tuple[Image.Image | np.ndarray, int | np.ndarray]:
-        """The picture and its label. Raises `BadPicture` when the picture cannot be read."""
-        label = self.labels[index]
-        return self.picture(index, self.channels), label if self.multi_label else int(label)
+    def sniffed_channels(self) -> int:
+        """1 when a few images spread over the set are all grey, otherwise 3. Only headers are looked at."""
+        if self.pixels is not None:
+            return self.channels
+        modes = set()
+        spread = range(0, len(self), max(1, len(self) // 16))
+        for index in spread if self.blocks is None else range(min(4, len(self))):  # of blocks, one is read
+            with suppress(BadImage):  # it will be met again, and named, when it is decoded
+                modes.add(header(self.encoded(index)).mode)
+        return 1 if modes and all(m in ("1", "L", "LA", "F") or m.startswith("I") for m in modes) else 3
 
     def label_name(self, index: int) -> str:
-        """The class of a sample in words; several are joined with "|"."""
+        """The label of a sample in words: its class; several joined with "|"; or its values."""
         label = self.labels[index]
+        if self.label_kind == "values":
+            return ", ".join(f"{name} {value:g}" for name, value in zip(self.targets, label, strict=True))
         return "|".join(self.classes[i] for i in np.flatnonzero(label)) if self.multi_label else self.classes[label]
 
     @cached_property
     def counts(self) -> np.ndarray:
         """Samples of every class."""
+        if self.label_kind == "values":
+            raise DataError(f"{self.name} has values ({', '.join(self.targets)}), not classes that could be counted")
         if self.multi_label:
-            return self.labels.sum(axis=0).astype(np.int64)
+            return np.asarray(self.labels.sum(axis=0, dtype=np.int64))
         return np.bincount(self.labels, minlength=len(self.classes))
 
     @cached_property
-    def members(self) -> list[np.ndarray]:
-        """The samples of every class; with several labels, of every combination's first class."""
-        first = self.labels.argmax(axis=1) if self.multi_label else self.labels
-        order = np.argsort(first, kind="stable")
-        return np.split(order, np.cumsum(np.bincount(first, minlength=len(self.classes)))[:-1])
-
-    def kin(self, index: int) -> np.ndarray:
-        """The samples of the same class, itself included: where a replacement is looked for."""
-        label = self.labels[index]
-        return self.members[int(label.argmax()) if self.multi_label else int(label)]
-
-
-class PixelSource(Source):
-    """Pictures that are in memory as one uint8 array (N, C, H, W)."""
-
-    def __init__(self, pixels: np.ndarray, **fields: object) -> None:
-        super().__init__(channels=pixels.shape[1], **fields)  # type: ignore[arg-type]
-        self._pixels = pixels
+    def groups(self) -> np.ndarray:
+        """The class of every sample; with several labels, the first of them; with values, 0."""
+        if self.label_kind == "values":
+            return np.zeros(len(self), dtype=np.int64)
+        return self.labels.argmax(axis=1) if self.multi_label else self.labels
 
     @cached_property
-    def pixels(self) -> Tensor:
-        import torch
+    def members(self) -> list[np.ndarray]:
+        """The samples of every class; with values, all together."""
+        sizes = np.bincount(self.groups, minlength=len(self.classes))
+        return np.split(np.argsort(self.groups, kind="stable"), np.cumsum(sizes)[:-1])
 
-        return torch.from_numpy(np.require(self._pixels, requirements=["C", "W"]))
+    def length(self, index: int) -> int:
+        """Of the encoded image in bytes; 0 where it takes reading to know."""
+        with suppress(OSError, ValueError):
+            return 0 if self.pixels is not None else os.stat(self.names[index]).st_size
+        return 0
 
-    def picture(self, index: int, channels: int, needed: Needed | None = None) -> Image.Image:
-        """For 1 and 3 channels only: Pillow knows no others."""
-        found = as_picture(self._pixels[index])
-        if isinstance(found, np.ndarray):
-            raise DataError(f"{self.where(index)} has {found.shape[2]} channels and cannot be drawn; use `pixels`")
-        return to_channels(found, channels)
-
-    def read(self, index: int) -> tuple[Image.Image | np.ndarray, int | np.ndarray]:
-        """A Pillow image for 1 and 3 channels, otherwise the array (H, W, C), and the label."""
-        label = self.labels[index]
-        return as_picture(self._pixels[index]), label if self.multi_label else int(label)
-
-
-class FileSource(Source):
-    """Pictures that are files of their own; `names` holds their paths."""
-
-    def encoded(self, index: int) -> str:
-        return self.names[index]
+    def share(self, index: int) -> float:
+        """A number in [0, 1) by the content of the image, for splits that have to be made."""
+        content = self.pixels[index].numpy().tobytes() if self.pixels is not None else self.encoded(index)
+        return content_share(content if isinstance(content, bytes) else _ends_of(content))
 
 
-def as_picture(pixels: np.ndarray) -> Image.Image | np.ndarray:
-    """(C, H, W) uint8 -> a Pillow image for 1 and 3 channels, otherwise an array (H, W, C)."""
-    from PIL import Image
+@dataclass(eq=False, repr=False)
+class PackedSource(Source):
+    """Encoded images inside larger files."""
 
-    if pixels.shape[0] == 1:
-        return Image.fromarray(np.ascontiguousarray(pixels[0]))
-    rows = np.ascontiguousarray(pixels.transpose(1, 2, 0))
-    return Image.fromarray(rows) if pixels.shape[0] == 3 else rows
+    files: tuple[str, ...] = ()
+    places: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))  # file, and where it is in it
+
+    per_sample = (*Source.per_sample, "places")
 
 
-# --- splits ----------------------------------------------------------------------------------------
+def pillow(pixels: Tensor) -> Image.Image:
+    """uint8 (C, H, W) -> an image; of other than one or three channels the first is shown."""
+    rows = pixels.permute(1, 2, 0).contiguous().numpy()  # H W C
+    return Image.fromarray(rows if rows.shape[2] == 3 else rows[:, :, 0])
 
 
 def content_share(content: bytes) -> float:
@@ -172,58 +226,13 @@ def content_share(content: bytes) -> float:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
 
 
-def file_share(path: str) -> float:
-    """`content_share` of a file's length, beginning and end: enough to tell pictures apart."""
+def _ends_of(path: str | Path) -> bytes:
+    """A file's length, beginning and end: enough to tell images apart."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             head = file.read(1 << 16)
             size = file.seek(0, 2)
             file.seek(max(len(head), size - (1 << 12)))
-            return content_share(size.to_bytes(8, "big") + head + file.read())
-    except OSError:  # it will be met again, and named, when it is decoded
-        return content_share(path.encode(errors="surrogateescape"))
-
-
-def carve(shares: np.ndarray, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-    """Numbers in [0, 1) -> positions per split: a tenth to each of val and test if wanted, the rest to train."""
-    result, low = {}, 0.0
-    for split in ("val", "test"):
-        if split in wanted:
-            result[split] = np.flatnonzero((shares >= low) & (shares < low + _CARVED))
-            low += _CARVED
-    return {"train": np.flatnonzero(shares >= low), **result}
-
-
-def complete_splits(
-    parts: Mapping[str, np.ndarray], shares_of: Callable[[np.ndarray], np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Rows per split, with the missing ones carved out by content.
-
-    Rows called "all" are not split yet: they give train, val and test. A set that has train but no
-    val gives a tenth of train to val. `shares_of(rows)` is called only when it is needed.
-    """
-    origin = "all" if "all" in parts else "train"
-    wanted = [s for s in (("val", "test") if origin == "all" else ("val",)) if s not in parts]
-    found = dict(parts)
-    if origin in parts and wanted:
-        rows = found.pop(origin)
-        found.update((s, rows[r]) for s, r in carve(shares_of(rows), wanted).items())
-    return {s: found[s] for s in SPLITS if s in found}
-
-
-def choose_split(name: str, split: str, splits: Mapping[str, object]) -> list[str]:
-    """ "train", "train+val" or "all" -> the names of splits; an error when the set has no such split."""
-    wanted = list(splits) if split == "all" else split.split("+")
-    for part in wanted:
-        if part not in splits:
-            have = ", ".join(s for s in SPLITS if s in splits)
-            raise DataError(f"{name} has no split {part!r}; it has {have}. Choose one, or join them with + (train+val)")
-    return wanted
-
-
-def evaluation_split(splits: Mapping[str, int]) -> str:
-    """The split that a finished model is judged on: test if there is one, else val, else what there is."""
-    return next((s for s in ("test", "val", "train") if splits.get(s)), "train")
-
-
-__all__ = ["BadPicture", "FileSource", "PixelSource", "Source", "evaluation_split"]
+            return size.to_bytes(8, "big") + head + file.read()
+    except (OSError, ValueError):  # it will be met again, and named, when it is decoded
+        return os.fsencode(path)

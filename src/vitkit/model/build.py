@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -20,17 +20,17 @@ def build(config: AnyConfig) -> Model:
     return ViT(config) if isinstance(config, ViTConfig) else ResNet(config)
 
 
-_SETS_NUMBERS = {"uniform_", "normal_", "trunc_normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"}
-_SETS_NUMBERS |= {"zeros_", "ones_", "constant_", "kaiming_uniform_", "xavier_uniform_"}
-
-
 class _ShapesOnly(TorchFunctionMode):
     """Leaves initialisation out. The first random number of a process on the meta device costs seconds of imports."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _SETS_NUMBERS:
-            return args[0] if args else (kwargs or {}).get("tensor")
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: object = None
+    ) -> object:
+        given = kwargs if isinstance(kwargs, dict) else {}
+        name = getattr(func, "__name__", "")
+        if name.endswith("_") and not name.endswith("__"):  # normal_, zeros_ ...
+            return args[0] if args else given.get("tensor")
+        return func(*args, **given)
 
 
 def outline(config: AnyConfig) -> Model:
@@ -39,7 +39,7 @@ def outline(config: AnyConfig) -> Model:
         return build(config)
 
 
-def create(name: str | AnyConfig, **changes: Any) -> Model:
+def create(name: str | AnyConfig, **changes: object) -> Model:
     """A model with fresh weights: `create("vit-b/16", image_size=384, classes=10)`.
 
     `name` is a row of the zoo, timm's or Hugging Face's name for the same model, or a configuration;

@@ -5,33 +5,41 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any, TypeVar, get_args, get_type_hints
+from collections.abc import Collection, Mapping
+from typing import ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitkit.errors import ConfigError, did_you_mean
+from vitkit.io import parse_json
 
+Json = Union[None, bool, int, float, str, list["Json"], dict[str, "Json"]]  # noqa: UP007 - recursive
 C = TypeVar("C", bound="Jsonable")
 
 
 class Jsonable:
     """JSON in and out for a dataclass; unknown and misspelt keys are errors."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
+    later: ClassVar[Collection[str]] = ()  # fields that version 0.1 had not
+
+    def to_dict(self) -> dict[str, Json]:
+        """Fields that came later are left out while they say nothing: the same text, and 0.1 can read it."""
+        values = dataclasses.asdict(self)
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            if one.name in self.later and value == one.default:
+                del values[one.name]
+            elif isinstance(value, Jsonable):
+                values[one.name] = value.to_dict()
+        return values
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
-    def from_dict(cls: type[C], values: dict[str, Any]) -> C:
+    def from_dict(cls: type[C], values: Mapping[str, object]) -> C:
         if not isinstance(values, dict):
             raise ConfigError(f"{cls.__name__} wants a JSON object, not {type(values).__name__}")
-        known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        for key in values:
-            if key not in known:
-                raise ConfigError(
-                    f"{cls.__name__} has no field {key!r}.{did_you_mean(key, known)} "
-                    f"A newer vitkit may have written it: pip install -U vitkit"
-                )
+        cls.check_names(values, " A newer vitkit may have written it: pip install -U vitkit")
         try:
             return cls(**values)
         except TypeError as e:  # a required field is absent, or a value is of a strange type
@@ -40,24 +48,35 @@ class Jsonable:
     @classmethod
     def from_json(cls: type[C], text: str) -> C:
         try:
-            values = json.loads(text)
+            values = parse_json(text)
         except ValueError as e:
             raise ConfigError(f"{cls.__name__} is not valid JSON ({e}); write it with to_json()") from e
         return cls.from_dict(values)
 
-    def _set(self, name: str, value: Any) -> None:
+    @classmethod
+    def check_names(cls, names: Collection[str], advice: str = "") -> None:
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"{cls.__name__} has no field {name!r}.{did_you_mean(name, known)}{advice}")
+
+    def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
     def check_fields(self) -> None:
-        """Every Literal field holds one of its words, every int and float field a number."""
-        for name, kind in get_type_hints(type(self)).items():
+        """Every field of given words holds one of them, every number field a number; JSON's types become ours."""
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)
-            if words := get_args(kind) if str(kind).startswith("typing.Literal") else ():
+            if get_origin(kind) is tuple:
+                if not isinstance(value, (tuple, list)):
+                    raise ConfigError(f"{name}={value!r} must be a list")
+                self._set(name, tuple(value))
+            elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Jsonable):
+                self._set(name, kind.from_dict(value))
+            elif words := _words(kind):
                 if value not in words:
-                    hint = did_you_mean(str(value), words)
-                    raise ConfigError(
-                        f"{name}={value!r} is not known.{hint} Choose one of: {', '.join(filter(None, words))}"
-                    )
+                    hint, choices = did_you_mean(str(value), words), ", ".join(filter(None, words))
+                    raise ConfigError(f"{name}={value!r} is not known.{hint} Choose one of: {choices}")
             elif kind is int and (isinstance(value, bool) or not isinstance(value, int)):
                 raise ConfigError(f"{name}={value!r} must be a whole number")
             elif kind is bool and not isinstance(value, bool):
@@ -66,3 +85,10 @@ class Jsonable:
                 if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                     raise ConfigError(f"{name}={value!r} must be a finite number")
                 self._set(name, float(value))
+
+
+def _words(kind: object) -> Collection[str]:
+    """The words of a Literal, or of a table: Annotated[str, TABLE]; none for other types."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return kind.__metadata__[0] if hasattr(kind, "__metadata__") else ()

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.model.attention import Attention, OnWeights
+
 
 class Merging:
     """What one pass through the encoder has merged so far. Made anew for every batch."""
@@ -23,14 +25,22 @@ class Merging:
     def __init__(self, per_block: int, prefix: int) -> None:
         self.per_block, self.prefix = per_block, prefix
         self.sizes: Tensor | None = None  # B T 1: how many patches each token stands for; None: one each
+        self._keys: list[Tensor] = []  # of the block at work, B H T K
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def bias(self) -> Tensor | None:
-        """B 1 1 T to be added to the attention scores: log of the sizes."""
-        return None if self.sizes is None else self.sizes.log().transpose(1, 2)[:, None]
+    def attend(self, attention: Attention, x: Tensor, on_weights: OnWeights, queries: int | None) -> Tensor:
+        """Attention among merged tokens B T D; the weights shown are of all tokens: one that stands for n, n times."""
+        self._keys.clear()
+        if on_weights is None:
+            bias = None if self.sizes is None else self.sizes.log().transpose(1, 2)[:, None]  # B 1 1 T
+            return attention(x, bias, queries=queries, on_keys=self._keys.append)
+        y = attention(self.spread(x), on_weights=on_weights, queries=queries, on_keys=self._keys.append)
+        self._keys = [self.gather(k.mean(dim=1), x)[:, None] for k in self._keys]
+        return self.gather(y, x)
 
-    def merge(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Tokens B T D and their keys B H T K -> B (T - r) D, where r is `per_block` or what is possible."""
+    def merge(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Tokens B T D -> B (T - r) D, where r is `per_block` or what is possible; `keys` B H T K, else the last."""
+        keys = self._keys[0] if keys is None else keys
         metric = F.normalize(keys.mean(dim=1)[:, self.prefix :], dim=-1)  # B N K
         first, second = metric[:, 1::2], metric[:, 0::2]
         r = min(self.per_block, first.shape[1])
@@ -56,20 +66,15 @@ class Merging:
 
     def where(self, x: Tensor) -> Tensor:
         """B T0: for each token that there was, the number of the one of `x` (B T D) that stands for it now."""
-        batch = x.shape[0]
         tokens = x.shape[1] + sum(gone.shape[1] for _, gone, _ in self._steps)
-        place = torch.arange(tokens, device=x.device).expand(batch, -1)
+        place = numbers = torch.arange(tokens, device=x.device).expand(x.shape[0], -1)
         for kept, gone, goes_to in self._steps:
-            left, r = kept.shape[1], gone.shape[1]
-            seconds = tokens - self.prefix - left - r
-            second = torch.arange(self.prefix + left, self.prefix + left + seconds, device=x.device).expand(batch, -1)
-            stays = torch.arange(self.prefix, self.prefix + left, device=x.device).expand(batch, -1)
+            numbers = numbers[:, : -gone.shape[1]]
+            start = self.prefix + kept.shape[1]  # of the second hand
+            stays, second = numbers[:, self.prefix : start], numbers[:, start:]
             first = torch.zeros_like(second).scatter(1, kept, stays)  # as long as the second hand, at most one unused
-            first = first.scatter(1, gone, self.prefix + left + goes_to)
-            patches = torch.stack([second, first], dim=-1).flatten(1)
-            ahead = torch.arange(self.prefix, device=x.device).expand(batch, -1)
-            place = torch.cat([ahead, patches], dim=1).gather(1, place)
-            tokens -= r
+            patches = torch.stack([second, first.scatter(1, gone, start + goes_to)], dim=-1).flatten(1)
+            place = torch.cat([numbers[:, : self.prefix], patches], dim=1).gather(1, place)
         return place
 
     def spread(self, x: Tensor) -> Tensor:

@@ -10,13 +10,16 @@ Shapes: B images, C channels, H x W pixels or map positions.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.model.base import Part, VisionModel, layer_numbers, lecun_normal_
 from vitkit.model.config import AnyStem, ConvStemConfig, ResNetConfig, StemConfig
 from vitkit.model.patches import to_tileable
+from vitkit.model.resnet_d import ResNetDStem
 
 GROUP_NORM_EPS = {"official": 1e-6, "timm": 1e-5}
 
@@ -56,7 +59,18 @@ def group_norm(channels: int, numerics: str) -> nn.GroupNorm:
     return nn.GroupNorm(math.gcd(32, channels), channels, eps=GROUP_NORM_EPS[numerics])
 
 
-class Bottleneck(nn.Module):
+class Convolutions(Part):
+    """Official: LeCun-normal convolutions, and a block starts as its shortcut."""
+
+    def init_weights(self) -> None:
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                lecun_normal_(part.weight)
+            elif isinstance(part, Bottleneck):
+                nn.init.zeros_(part.norm3.weight)
+
+
+class Bottleneck(Convolutions):
     """1x1, 3x3, 1x1; the shortcut is projected where the shape changes."""
 
     def __init__(self, channels: int, width: int, stride: int, numerics: str) -> None:
@@ -68,9 +82,8 @@ class Bottleneck(nn.Module):
         self.norm2 = group_norm(width, numerics)
         self.conv3 = StdConv(width, out, 1, 1, numerics)
         self.norm3 = group_norm(out, numerics)
-        self.shortcut: nn.Sequential | None = None
-        if channels != out or stride != 1:
-            self.shortcut = nn.Sequential(StdConv(channels, out, 1, stride, numerics), group_norm(out, numerics))
+        project = StdConv(channels, out, 1, stride, numerics) if channels != out or stride != 1 else None
+        self.shortcut = nn.Sequential(project, group_norm(out, numerics)) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -79,44 +92,32 @@ class Bottleneck(nn.Module):
         return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
-class ResNetStem(nn.Module):
+class ResNetStem(Convolutions):
     def __init__(self, config: StemConfig, channels: int) -> None:
         super().__init__()
         self.config = config
         kernel, stride = (7, 2) if config.root == "imagenet" else (3, 1)
         self.root = StdConv(channels, config.width, kernel, stride, config.numerics)
         self.norm = group_norm(config.width, config.numerics)
-        stages, inputs = [], config.width
+        self.stages = nn.Sequential()
         for i, blocks in enumerate(config.layers):
             width = config.width * 2**i
-            stride = 1 if i == 0 else 2
-            units = [Bottleneck(inputs, width, stride, config.numerics)]
-            units += [Bottleneck(4 * width, width, 1, config.numerics) for _ in range(blocks - 1)]
-            stages.append(nn.Sequential(*units))
-            inputs = 4 * width
-        self.stages = nn.Sequential(*stages)
+            shapes = [(2 * width, 2) if i else (width, 1)] + [(4 * width, 1)] * (blocks - 1)  # channels, stride
+            self.stages.append(nn.Sequential(*(Bottleneck(c, width, s, config.numerics) for c, s in shapes)))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def enter(self, images: Tensor) -> Tensor:
+        """What the first stage sees."""
         x = F.relu(self.norm(self.root(images)))
         if self.config.root == "imagenet":
             x = F.max_pool2d(same_padding(x, 3, 2, value=-math.inf), 3, 2)
-        return self.stages(x)  # B out_channels H/stride W/stride
+        return x
 
-    def init_weights(self) -> None:
-        """Official: LeCun-normal convolutions, and each block starts as its shortcut."""
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                fan_in = module.weight[0].numel()
-                nn.init.trunc_normal_(module.weight, std=fan_in**-0.5)
-            elif isinstance(module, nn.GroupNorm):
-                nn.init.ones_(module.weight)
-                nn.init.zeros_(module.bias)
-        for module in self.modules():
-            if isinstance(module, Bottleneck):
-                nn.init.zeros_(module.norm3.weight)
+    def forward(self, images: Tensor) -> Tensor:
+        x: Tensor = self.stages(self.enter(images))
+        return x  # B out_channels H/stride W/stride
 
 
-class ConvStem(nn.Module):
+class ConvStem(Part):
     """3x3 convolutions with ReLU. The map has ceil(size / stride) positions, as behind the ResNet."""
 
     def __init__(self, config: ConvStemConfig, channels: int) -> None:
@@ -133,35 +134,50 @@ class ConvStem(nn.Module):
         return x  # B out_channels H/stride W/stride
 
     def init_weights(self) -> None:
-        for conv in self.convs:
-            assert isinstance(conv, nn.Conv2d)
-            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-            assert conv.bias is not None
-            nn.init.zeros_(conv.bias)
+        for parameter in self.parameters():
+            nn.init.kaiming_normal_(parameter, nonlinearity="relu") if parameter.ndim > 1 else nn.init.zeros_(parameter)
 
 
-def build_stem(config: AnyStem, channels: int) -> ResNetStem | ConvStem:
-    return ResNetStem(config, channels) if isinstance(config, StemConfig) else ConvStem(config, channels)
+STEMS: dict[str, type[ResNetStem | ResNetDStem]] = {"v2": ResNetStem, "d": ResNetDStem}
 
 
-class ResNet(nn.Module):
+def build_stem(config: AnyStem, channels: int) -> ResNetStem | ResNetDStem | ConvStem:
+    return STEMS[config.variant](config, channels) if isinstance(config, StemConfig) else ConvStem(config, channels)
+
+
+class ResNet(VisionModel):
     """The CNN that ViT is compared with: the same trunk, mean pooling, one linear layer."""
+
+    config: ResNetConfig
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         self.config = config
         self.stem = ResNetStem(config.stem, config.channels)
         self.head = nn.Linear(config.stem.out_channels, config.classes) if config.classes else None
-        self.init_weights()
+
+    def forward(self, images: Tensor, pad: bool = False) -> Tensor:
+        pooled = self.pooled(images, pad)
+        return pooled if self.head is None else self.head(pooled)  # B classes
+
+    def pooled(self, images: Tensor, pad: bool = False) -> Tensor:
+        return self.stem(to_tileable(images, self.config, pad)).mean((-2, -1))  # B out_channels
+
+    def features(
+        self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = False, grid: bool = False, pad: bool = False
+    ) -> list[Tensor]:
+        """The maps after the stages `layers`: B D h w with `grid`, else B (h w) D. There is no final norm."""
+        maps = [self.stem.enter(to_tileable(images, self.config, pad))]
+        wanted = layer_numbers(layers, len(self.stem.stages))
+        for stage in list(self.stem.stages)[: max(wanted, default=-1) + 1]:
+            maps.append(stage(maps[-1]))
+        return [maps[i + 1] if grid else maps[i + 1].flatten(2).mT for i in wanted]
+
+    @property
+    def classifiers(self) -> list[nn.Linear]:
+        return [] if self.head is None else [self.head]
 
     def init_weights(self) -> None:
         self.stem.init_weights()
-        if self.head is not None:
-            nn.init.zeros_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
-
-    def forward(self, images: Tensor, pad: bool = False) -> Tensor:
-        stride = self.config.stem.stride
-        images = to_tileable(images, (stride, stride), self.config.channels, pad)  # B C H W
-        pooled = self.stem(images).mean((-2, -1))  # B out_channels
-        return pooled if self.head is None else self.head(pooled)  # B classes
+        for parameter in self.head.parameters() if self.head else ():
+            nn.init.zeros_(parameter)

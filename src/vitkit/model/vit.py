@@ -13,133 +13,114 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError
 from vitkit.model.attention import OnWeights
+from vitkit.model.base import Layers, VisionModel, layer_numbers
+from vitkit.model.blocks import block_kind
 from vitkit.model.config import ViTConfig
 from vitkit.model.encoder import Encoder
 from vitkit.model.head import Head
-from vitkit.model.patches import PatchEmbedding, to_tileable
-from vitkit.model.positions import AddedPositions
+from vitkit.model.norms import build_norm
+from vitkit.model.patches import build_patches, to_tileable
+from vitkit.model.positions import POSITIONS, Place
+from vitkit.model.rotary import Rotary
 from vitkit.model.stem import build_stem
 
 
-class ViT(nn.Module):
+class ViT(VisionModel):
     """`model(images)` gives logits; `model.tokens(images)` the state of every token.
 
     Images of any size that the patches divide are taken: positions are resized on the fly. With
     `pad=True` other sizes are filled up with zeros at the bottom and the right.
     """
 
+    config: ViTConfig
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.width
         self.stem = build_stem(config.stem, config.channels) if config.stem else None
-        stride, channels = (config.stem.stride, config.stem.out_channels) if config.stem else (1, config.channels)
-        patch = (config.patch_size[0] // stride, config.patch_size[1] // stride)
-        self.patches = PatchEmbedding(channels, patch, width, config.patch_embedding)
-        self.class_token = nn.Parameter(torch.empty(1, width)) if config.class_token else None
-        self.distillation_token = nn.Parameter(torch.empty(1, width)) if config.distillation_token else None
-        self.registers = nn.Parameter(torch.empty(config.registers, width)) if config.registers else None
-        self.positions = AddedPositions(config)
-        self.pre_norm = nn.LayerNorm(width, config.norm_eps) if config.pre_norm else None
-        self.encoder = Encoder(config)
-        self.norm = None if config.norm_after_pooling else nn.LayerNorm(width, config.norm_eps)
+        self.patches = build_patches(config)
+        self.class_token = nn.Parameter(torch.zeros(1, config.width)) if config.class_token else None
+        self.distillation_token = nn.Parameter(torch.empty(1, config.width)) if config.distillation_token else None
+        self.registers = nn.Parameter(torch.empty(config.registers, config.width)) if config.registers else None
+        self.positions = POSITIONS[config.positions](config)
+        self.rotary = Rotary.of(config)
+        self.mergeable = self.positions.mergeable and self.rotary is None
+        self.pre_norm = build_norm(config) if config.pre_norm else None
+        self.encoder = Encoder(config, block_kind(config))
+        self.norm = build_norm(config) if config.final_norm and not config.norm_after_pooling else None
         self.head = Head(config)
-        self.init_weights()
 
-    def forward(
-        self,
-        images: Tensor,
-        on_weights: OnWeights | None = None,
-        layers: Sequence[int] | None = None,
-        pad: bool = False,
-    ) -> Tensor:
+    def forward(self, images: Tensor, on_weights: OnWeights = None, layers: Layers = None, pad: bool = False) -> Tensor:
         """B C H W -> logits B classes, or the pooled representation when classes=0.
 
         `on_weights` is called with the attention weights (B heads tokens tokens) of each of `layers`
         (all when None; negative counts from the end), in order of depth. All other layers stay fused.
         """
-        return self.head(self._states(images, on_weights, layers, pad, self.head.tokens_read))
+        return self.head(self.encode(*self.embed(images, pad), on_weights, layers, self.head.tokens_read))
 
-    def tokens(
-        self,
-        images: Tensor,
-        on_weights: OnWeights | None = None,
-        layers: Sequence[int] | None = None,
-        pad: bool = False,
-    ) -> Tensor:
+    def tokens(self, images: Tensor, on_weights: OnWeights = None, layers: Layers = None, pad: bool = False) -> Tensor:
         """B C H W -> B (P + N) D after the final norm: class, distillation, registers, then patches row by row."""
-        return self._states(images, on_weights, layers, pad, only=None)
+        return self.encode(*self.embed(images, pad), on_weights, layers)
 
-    def embed(self, images: Tensor, pad: bool = False) -> tuple[Tensor, tuple[int, int]]:
-        """B C H W -> what the first block sees, B (P + N) D, and the grid of patches."""
-        images = to_tileable(images, self.config.patch_size, self.config.channels, pad)  # B C H W
+    def pooled(self, images: Tensor, pad: bool = False) -> Tensor:
+        return self.head.pooled(self.encode(*self.embed(images, pad), only=self.head.tokens_read))
+
+    def features(
+        self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = False, grid: bool = False, pad: bool = False
+    ) -> list[Tensor]:
+        x, place = self.embed(images, pad)
+        wanted = layer_numbers(layers, self.config.depth)
+        kept = dict.fromkeys(wanted, x)
+        if kept:
+            self.encode(x, place, kept=kept)
+        states = [self.norm(kept[i]) if norm and self.norm is not None else kept[i] for i in wanted]
+        return [s[:, self.config.prefix_tokens :].mT.unflatten(-1, place.grid) for s in states] if grid else states
+
+    def embed(self, images: Tensor, pad: bool = False) -> tuple[Tensor, Place]:
+        """B C H W -> what the first block sees, B (P + N) D, and where the tokens are."""
+        images = to_tileable(images, self.config, pad)  # B C H W
         features = images if self.stem is None else self.stem(images)
         patches, grid = self.patches(features)  # B N D
         x = self.positions(self.prefix(), patches, grid)  # B (P + N) D
-        x = F.dropout(x, self.config.dropout, self.training)
-        return (x if self.pre_norm is None else self.pre_norm(x)), grid
+        x = F.dropout(x, self.config.embedding_rate, self.training)
+        x, place = x if self.pre_norm is None else self.pre_norm(x), self.positions.place(grid, x)
+        return x, place if self.rotary is None else self.rotary.turn(place, x)
 
     def prefix(self) -> Tensor:
         """P D: class, distillation and register tokens."""
         given: list[Tensor] = [t for t in (self.class_token, self.distillation_token, self.registers) if t is not None]
-        return torch.cat(given) if given else self.patches.bias.new_empty(0, self.config.width)
+        return torch.cat(given) if given else self.patches.weight.new_empty(0, self.config.width)
 
-    def _states(
+    def encode(
         self,
-        images: Tensor,
-        on_weights: OnWeights | None,
-        layers: Sequence[int] | None,
-        pad: bool,
-        only: int | None,
+        x: Tensor,
+        place: Place,
+        on_weights: OnWeights = None,
+        layers: Layers = None,
+        only: int | None = None,
+        kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        x, grid = self.embed(images, pad)
-        x = self.encoder(x, grid, on_weights, layers, only)
-        return x if self.norm is None else self.norm(x)
+        """What `embed` gives -> B (P + N) D after the final norm, or B only D; `kept` is as in `Encoder.forward`."""
+        looked_at = () if on_weights is None else layer_numbers(layers, self.config.depth)
+        merge, recompute = (0, self.gradient_checkpointing) if self.training else (self.merge, False)
+        x = self.encoder(x, place, on_weights, looked_at, only, kept, merge, recompute)
+        return x if self.norm is None or kept is not None else self.norm(x)
 
     @property
-    def gradient_checkpointing(self) -> bool:
-        """Recompute each block in the backward pass: far less memory for about a third more time."""
-        return self.encoder.gradient_checkpointing
-
-    @gradient_checkpointing.setter
-    def gradient_checkpointing(self, wanted: bool) -> None:
-        self.encoder.gradient_checkpointing = wanted
+    def blocks(self) -> list[nn.Module]:
+        return list(self.encoder.blocks)
 
     @property
-    def merge(self) -> int:
-        """Patches that each block merges into others when evaluating (`vitkit.model.merging`); 0: none.
+    def classifiers(self) -> list[nn.Linear]:
+        return [part for part in (self.head.classifier, self.head.distilled) if part is not None]
 
-        What comes out has its usual shape: a token's state stands for every patch that was merged into it, and
-        `on_weights` sees the attention among all of them.
-        """
-        return self.encoder.merge
-
-    @merge.setter
-    def merge(self, per_block: int) -> None:
-        if per_block < 0:
-            raise ConfigError(f"merge={per_block} must not be negative; 0 merges nothing")
-        if per_block and self.config.positions in ("relative", "rope-2d"):
-            raise ConfigError(
-                f"tokens cannot be merged with positions={self.config.positions!r}: a merged token has no one place; "
-                f"leave merging out for this model"
-            )
-        self.encoder.merge = per_block
-
-    @torch.no_grad()
     def init_weights(self) -> None:
         """As in the official code: class token and head zero, positions N(0, 0.02), linear maps Xavier-uniform."""
-        if self.stem is not None:
-            self.stem.init_weights()
-        fan_in = self.patches.weight[0].numel()
-        nn.init.trunc_normal_(self.patches.weight, std=fan_in**-0.5)  # LeCun normal
-        nn.init.zeros_(self.patches.bias)
-        if self.class_token is not None:
-            nn.init.zeros_(self.class_token)
+        for part in filter(None, (self.stem, self.patches)):
+            part.init_weights()
         for token in (self.distillation_token, self.registers):
             if token is not None:
                 nn.init.normal_(token, std=0.02)
-        self.positions.init_weights()
-        self.encoder.init_weights()
-        self.head.init_weights()
+        for part in filter(None, (self.positions, self.rotary, self.encoder, self.head)):
+            part.init_weights()

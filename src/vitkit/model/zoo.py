@@ -6,17 +6,16 @@ Numbers of every row are tested in `tests/model/test_zoo.py`, and that no row wa
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from vitkit.errors import ConfigError, did_you_mean
 from vitkit.model.config import AnyConfig, ConvStemConfig, ResNetConfig, StemConfig, ViTConfig
 
 
-def _vit(size: int, patch: int, width: int, depth: int, heads: int, mlp_width: int, **more: Any) -> ViTConfig:
+def _vit(size: int, patch: int, width: int, depth: int, heads: int, mlp_width: int, **more: object) -> ViTConfig:
     return ViTConfig(size, patch, width=width, depth=depth, heads=heads, mlp_width=mlp_width, **more)  # type: ignore[arg-type]
 
 
-def _resnet(size: int, layers: tuple[int, ...], width: int = 64, **more: Any) -> ResNetConfig:
+def _resnet(size: int, layers: tuple[int, ...], width: int = 64, **more: object) -> ResNetConfig:
     root = "imagenet" if size >= 64 else "small"
     return ResNetConfig(size, stem=StemConfig(layers, width, root), **more)  # type: ignore[arg-type]
 
@@ -43,13 +42,13 @@ ZOO: dict[str, AnyConfig] = {
     "r26+s/32":     _vit(224,  32,   384,  12,   6,  1536, stem=_R26),
     "r50+b/16":     _vit(384,  16,   768,  12,  12,  3072, stem=_R50_16),
     "r50+l/32":     _vit(384,  32,  1024,  24,  16,  4096, stem=_R50),
-    # for small pictures
+    # for small images
     "vit-8px/2":    _vit(  8,   2,    64,   6,   4,   256, **_GREY),
     "vit-28px/7":   _vit( 28,   7,    96,   4,   4,   384, **_GREY),
     "vit-28px/4":   _vit( 28,   4,    96,   4,   4,   384, **_GREY),
     "vit-32px/4":   _vit( 32,   4,   128,   6,   4,   256, classes=10),
     "vit-lite-7/4": _vit( 32,   4,   256,   7,   4,   512, classes=10),
-    # for small pictures and little time: plain convolutions before the patches
+    # for small images and little time: plain convolutions before the patches
     "conv+8px/2":   _vit(  8,   2,    64,   3,   4,   256, stem=_C8, channels=1, **_MEAN),
     "conv+28px/8":  _vit( 32,   8,    96,   2,   4,   384, stem=_C28, channels=1, **_MEAN),  # enlarged to 32
     "conv+32px/8":  _vit( 32,   8,   128,   4,   4,   256, stem=_C32, **_MEAN),
@@ -79,7 +78,7 @@ _HYBRID = {
 _HYBRID_NAME = re.compile(rf"(?:[\w.-]+/)?({'|'.join(_HYBRID)})[_-](\d+)([._-].*)?")
 
 
-def config(name: str, **changes: Any) -> AnyConfig:
+def config(name: str, **changes: object) -> AnyConfig:
     """The configuration behind a name: ours, timm's (vit_base_patch16_224) or Hugging Face's (google/vit-...)."""
     own = name.lower()
     found: AnyConfig | None = ZOO.get(own) or _foreign(own)
@@ -92,9 +91,8 @@ def _foreign(name: str) -> AnyConfig | None:
     """timm's and Hugging Face's names for models of the table; None when the name is neither."""
     if match := _PLAIN.fullmatch(name):
         size, distilled, patch, pixels, tag = match.groups()
-        row = next((r for r in ZOO if r.startswith(f"vit-{_LETTER[size]}/")), None)
-        assert row is not None
-        changes: dict[str, Any] = {"patch_size": int(patch), "distillation_token": bool(distilled)}
+        row = next(r for r in ZOO if r.startswith(f"vit-{_LETTER[size]}/"))
+        changes: dict[str, object] = {"patch_size": int(patch), "distillation_token": bool(distilled)}
     elif match := _HYBRID_NAME.fullmatch(name):
         hybrid, pixels, tag = match.groups()
         row, changes = _HYBRID[hybrid], {}

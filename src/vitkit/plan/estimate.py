@@ -1,23 +1,65 @@
-"""A setup -> its plan: memory of each device, steps, hours, money, and the data that must flow."""
+"""A setup -> its plan: memory of each device, steps, hours, money, and the data that must flow.
+
+On a GPU two things take time one after the other: matrix products, at `GEMM_SHARE` of the data sheet's compute, and
+everything else, which reads and writes memory: `PASSES` times the activations that the backward pass needs, at the full
+bandwidth. The two shares were fitted to timm's published training speeds on an RTX 3090
+(results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv: ViT-Ti/16, S/16, B/16, B/32, L/32), which they give within
+15%, but for Ti/16, which is really a fifth slower. A model too small to keep the GPU busy waits for its kernels to be
+started. Then the optimiser, which reads and writes its state once, and the part of the exchange of gradients that the
+backward pass cannot hide.
+
+A CPU is measured: two shallow copies of the model (one and three blocks) are trained for a few steps, and the
+time of the other blocks follows.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from vitkit.checkpoints.load import find_config
 from vitkit.errors import ConfigError, did_you_mean
-from vitkit.model.config import AnyConfig, as_size
-from vitkit.plan.devices import DEVICES, Device
-from vitkit.plan.memory import Memory, training_memory
-from vitkit.plan.speed import StepTime, gpu_step, macs_per_picture, measured_step
-from vitkit.train.config import TrainConfig
+from vitkit.model.build import Model, build, outline
+from vitkit.model.config import AnyConfig, ViTConfig, as_size
+from vitkit.model.summary import layer_table
+from vitkit.plan.memory import Memory, Step, training_memory
+from vitkit.training.config import TrainConfig
 
+GB = 1e9
+GEMM_SHARE = 0.85
+PASSES = 12
+LAUNCH = 3e-4  # seconds to start the kernels of one block, forward and backward, from Python
+BACKWARD = 2 / 3  # of a step; exchange of gradients hides behind it
+PROBE_FLOPS = 1.5e11  # a measured step should not take longer than a few seconds
 USABLE = 0.92  # of a GPU's memory: the rest goes to its context, libraries and fragments
 SHARD_BYTES = 1e9
-DECODED_PER_CORE = 250.0  # pictures of ImageNet's size a second, decoded and augmented; docs/data.md says more
+DECODED_PER_CORE = 250.0  # images of ImageNet's size a second, decoded and augmented; docs/data.md says more
+
+
+@dataclass(frozen=True)
+class Device:
+    """Figures of the makers' data sheets: compute is dense, with fp32 accumulation; links per device and direction."""
+
+    name: str
+    memory: float  # bytes; 0: not known
+    tflops: float  # bf16 or fp16; 0: measured when planning
+    tflops_fp32: float  # with TF32 where there is one
+    bandwidth: float  # bytes per second of its own memory
+    link: float  # bytes per second to its neighbours in one machine
+    network: float  # bytes per second that one device gets of its machine's network
+    price: float  # dollars for an hour on demand, a round figure to start from
+
+
+DEVICES: dict[str, Device] = {
+    "h100": Device("H100 SXM 80 GB", 80 * GB, 989, 495, 3350 * GB, 450 * GB, 50 * GB, 3.0),
+    "a100": Device("A100 SXM 80 GB", 80 * GB, 312, 156, 2039 * GB, 300 * GB, 25 * GB, 1.8),
+    "l4": Device("L4 24 GB", 24 * GB, 121, 60, 300 * GB, 16 * GB, 3 * GB, 0.7),
+    "rtx3090": Device("RTX 3090 24 GB", 24 * GB, 71, 35.5, 936 * GB, 16 * GB, 3 * GB, 0.3),
+    "cpu": Device("this CPU", 0, 0, 0, 0, 5 * GB, 1 * GB, 0.0),
+}
 
 
 @dataclass(frozen=True)
@@ -37,188 +79,232 @@ class Setup:
     precision: str = ""  # bf16 on GPUs, fp32 on a CPU
     per_machine: int = 8
     price: float | None = None  # dollars for an hour of one device
-    mfu: float | None = None
-    picture_bytes: float = 110_000.0  # ImageNet's mean
-
-
-@dataclass(frozen=True)
-class Plan:
-    setup: Setup  # with nothing left open
-    device: Device
-    parameters: int
-    gmacs: float  # of one picture, as it is run
-    pictures: int  # that each device computes at a time
-    memory: Memory
-    steps: int
-    step: StepTime
-    advice: tuple[str, ...]
+    mfu: float | None = None  # share of a device's compute, in place of an estimate
+    image_bytes: float = 110_000.0  # ImageNet's mean
 
     @property
-    def fits(self) -> bool:
-        return not self.device.memory or self.memory.peak <= USABLE * self.device.memory
+    def per_device(self) -> int:
+        return self.batch_size // self.gpus
 
     @property
-    def machines(self) -> int:
-        return math.ceil(self.setup.gpus / self.setup.per_machine)
+    def at_once(self) -> int:
+        """Images that each device computes at a time."""
+        return math.ceil(self.per_device / self.accumulate)
 
     @property
-    def images_per_second(self) -> float:
-        return self.setup.batch_size / self.step.total
-
-    @property
-    def hours(self) -> float:
-        return self.steps * self.step.total / 3600
-
-    @property
-    def cost(self) -> float:
-        return self.hours * self.setup.gpus * (self.setup.price or 0.0)
-
-    @property
-    def shards(self) -> int:
-        """Files of about a gigabyte, at least four for each device, as many for each."""
-        wanted = max(self.setup.images * self.setup.picture_bytes / SHARD_BYTES, 4 * self.setup.gpus)
-        return math.ceil(wanted / self.setup.gpus) * self.setup.gpus
-
-    @property
-    def cores(self) -> int:
-        """Processor cores of each machine that keep its devices fed from JPEG."""
-        return math.ceil(self.images_per_second / self.machines / DECODED_PER_CORE)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self.setup),
-            "parameters": self.parameters,
-            "gmacs": round(self.gmacs, 3),
-            "pictures_at_a_time": self.pictures,
-            "memory": asdict(self.memory),
-            "memory_available": round(self.device.memory),
-            "fits": self.fits,
-            "steps": self.steps,
-            "step_seconds": asdict(self.step) | {"total": self.step.total},
-            "images_per_second": self.images_per_second,
-            "machines": self.machines,
-            "hours": self.hours,
-            "cost": self.cost,
-            "data_bytes": self.setup.images * self.setup.picture_bytes,
-            "shards": self.shards,
-            "decoding_cores_per_machine": self.cores,
-            "advice": list(self.advice),
-        }
-
-
-def plan(setup: Setup) -> Plan:
-    setup = complete(setup)
-    config = model_of(setup)
-    device = DEVICES[setup.device]
-    pictures = setup.batch_size // setup.gpus
-    train = train_config(setup)
-    at_once = math.ceil(pictures / setup.accumulate)
-    memory = training_memory(config, train, at_once, setup.gpus)
-    if device.tflops:
-        step = gpu_step(config, train, device, memory, pictures, setup.gpus, setup.per_machine, setup.mfu)
-    else:
-        step = measured_step(config, train, pictures)
-    made = Plan(
-        setup=setup,
-        device=device,
-        parameters=_parameters(config),
-        gmacs=macs_per_picture(config) / 1e9,
-        pictures=at_once,
-        memory=memory,
-        steps=max(1, round(setup.epochs * max(1, setup.images // setup.batch_size))),
-        step=step,
-        advice=(),
-    )
-    return replace(made, advice=tuple(advise(made, config)))
+    def train(self) -> TrainConfig:
+        """The settings of `vitkit train`."""
+        same = {name: getattr(self, name) for name in ("batch_size", "optimizer", "precision", "shard", "accumulate")}
+        return TrainConfig(lr=1e-3, weight_decay=0.05, gradient_checkpointing=self.checkpointing, **same)
 
 
 def complete(setup: Setup) -> Setup:
     """Nothing left open, nothing impossible."""
     setup = replace(setup, device=setup.device.lower())
     if setup.device not in DEVICES:
-        known = ", ".join(DEVICES)
-        raise ConfigError(f"no device {setup.device!r}.{did_you_mean(setup.device, DEVICES)} Choose from: {known}")
-    for name in ("images", "gpus", "accumulate", "per_machine", "epochs"):
-        if getattr(setup, name) <= 0:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(setup, name)} must be above 0")
-    for name in ("batch_size", "price"):
-        if (getattr(setup, name) or 0) < 0:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(setup, name)} must not be negative")
-    gpu = DEVICES[setup.device].tflops > 0
-    batch = setup.batch_size or max(setup.gpus, (1024 if gpu else 64) // setup.gpus * setup.gpus)
-    if batch % setup.gpus:
-        raise ConfigError(f"--batch-size {batch} must be divided by the {setup.gpus} devices; it counts all of them")
-    if batch // setup.gpus < setup.accumulate:
-        raise ConfigError(
-            f"--accumulate {setup.accumulate} is more than the {batch // setup.gpus} pictures of a device"
-        )
+        near, known = did_you_mean(setup.device, DEVICES), ", ".join(DEVICES)
+        raise ConfigError(f"no device {setup.device!r}.{near} Choose from: {known}")
+    _check_ranges(setup)
+    device = DEVICES[setup.device]
+    batch, precision = (1024, "bf16") if device.tflops else (64, "fp32")
+    setup = replace(
+        setup,
+        batch_size=setup.batch_size or max(setup.gpus, batch // setup.gpus * setup.gpus),
+        precision=setup.precision or precision,
+        price=device.price if setup.price is None else setup.price,
+    )
+    if setup.batch_size % setup.gpus:
+        wrong = f"--batch-size {setup.batch_size} must be divided by the {setup.gpus} devices"
+        raise ConfigError(f"{wrong}; it counts all of them")
+    if setup.per_device < setup.accumulate:
+        raise ConfigError(f"--accumulate {setup.accumulate} is more than the {setup.per_device} images of a device")
+    return setup
+
+
+def _check_ranges(setup: Setup) -> None:
+    for name in ("images", "gpus", "accumulate", "per_machine", "epochs", "batch_size", "price"):
+        value, may_be_zero = getattr(setup, name) or 0, name in ("batch_size", "price")
+        if value < 0 or (value == 0 and not may_be_zero):
+            needs = "not be negative" if may_be_zero else "be above 0"
+            raise ConfigError(f"--{name.replace('_', '-')} {value} must {needs}")
     if setup.mfu is not None and not 0 < setup.mfu <= 1:
         raise ConfigError(f"--mfu {setup.mfu} is a share of the device's compute, above 0 and at most 1")
-    if not gpu and setup.gpus > 1:
+    if not DEVICES[setup.device].tflops and setup.gpus > 1:
         raise ConfigError("--device cpu is this machine alone; leave --gpus out")
-    price = DEVICES[setup.device].price if setup.price is None else setup.price
-    return replace(setup, batch_size=batch, precision=setup.precision or ("bf16" if gpu else "fp32"), price=price)
 
 
-def model_of(setup: Setup) -> AnyConfig:
-    config = find_config(setup.model)
-    changes: dict[str, Any] = {}
-    if setup.image_size is not None:
-        changes["image_size"] = as_size(setup.image_size, "--image-size")
-    if setup.classes is not None:
-        changes["classes"] = setup.classes
-    return config.replace(**changes) if changes else config
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds."""
+
+    passes: float  # forward and backward of one process's part of the batch
+    update: float
+    exchange: float  # what the backward pass does not hide
+
+    @property
+    def total(self) -> float:
+        return self.passes + self.update + self.exchange
 
 
-def train_config(setup: Setup) -> TrainConfig:
-    """What `vitkit train` would be given."""
-    settings: dict[str, Any] = {"optimizer": setup.optimizer, "precision": setup.precision, "shard": setup.shard}
-    settings |= {"accumulate": setup.accumulate, "gradient_checkpointing": setup.checkpointing}
-    return TrainConfig(lr=1e-3, weight_decay=0.05, batch_size=setup.batch_size, **settings)
+def macs_per_image(config: AnyConfig) -> float:
+    """Multiply-adds of a forward pass as it is run: the last block computes only what the head reads."""
+    return float(sum(row["macs"] for row in layer_table(outline(config).eval(), as_run=True)))
 
 
-def _parameters(config: AnyConfig) -> int:
-    from vitkit.model.build import outline
+def flops_per_image(config: AnyConfig, checkpointing: bool) -> float:
+    """Two for each multiply-add; the backward pass costs twice the forward; checkpointing repeats the forward."""
+    return 2 * macs_per_image(config) * (4 if checkpointing else 3)
 
-    return sum(p.numel() for p in outline(config).parameters())
+
+def gpu_step(config: AnyConfig, setup: Setup, memory: Memory) -> StepTime:
+    device, images, train = DEVICES[setup.device], setup.per_device, setup.train
+    compute = 1e12 * (device.tflops_fp32 if setup.precision == "fp32" else device.tflops)
+    flops = images * flops_per_image(config, setup.checkpointing)
+    if setup.mfu is not None:
+        passes = flops / (setup.mfu * compute)
+    else:
+        written: float = memory.activations * setup.accumulate
+        if setup.checkpointing:  # more is written than kept, and the forward pass writes it twice
+            plain = train.replace(gradient_checkpointing=False, shard=False, accumulate=1)
+            written = 4 / 3 * setup.accumulate * training_memory(config, plain, setup.at_once).activations
+        passes = flops / (GEMM_SHARE * compute) + PASSES * written / device.bandwidth
+        blocks = config.depth if isinstance(config, ViTConfig) else config.stem.blocks
+        passes = max(passes, LAUNCH * blocks * setup.accumulate)
+    held = memory.parameters + memory.gradients + memory.optimizer
+    # Rings: DDP sums gradients (2 x their size), FSDP gathers parameters twice and scatters gradients (3 x).
+    times, whole = (3, memory.parameters * setup.gpus) if setup.shard else (2, memory.parameters)
+    speed = device.link if setup.gpus <= setup.per_machine else device.network
+    exchange = times * (setup.gpus - 1) / setup.gpus * whole / speed - BACKWARD * passes / setup.accumulate
+    return StepTime(passes, 2 * held / device.bandwidth, max(0.0, exchange))
+
+
+def measured_step(config: AnyConfig, setup: Setup, seconds: float = 6.0) -> StepTime:
+    """One process on this machine's CPU with PyTorch's present number of threads."""
+    deep = isinstance(config, ViTConfig) and config.depth > 3
+    shallow = [config.replace(depth=depth) for depth in (1, 3)] if deep else [config]
+    batch = max(1, min(round(PROBE_FLOPS / flops_per_image(shallow[-1], setup.checkpointing)), setup.at_once))
+    steps = [timed_step(build(each), setup.train, batch) for each in shallow]
+    best = [(math.inf, math.inf)] * len(steps)
+    start, rounds = time.perf_counter(), 0
+    while rounds < 3 or time.perf_counter() - start < seconds:  # in turns; the best of each
+        for i, step in enumerate(steps):
+            passes, update = step()
+            if rounds:  # the first allocates
+                best[i] = (min(best[i][0], passes), min(best[i][1], update))
+        rounds += 1
+    more = (config.depth - 1) / 2 if deep else 0.0
+    passes, update = (first + more * (last - first) for first, last in zip(best[0], best[-1], strict=True))
+    return StepTime(passes / batch * setup.per_device, update, 0.0)
+
+
+def timed_step(model: Model, train: TrainConfig, batch: int) -> Callable[[], tuple[float, float]]:
+    """A function that runs a training step and gives the seconds of (forward and backward, update)."""
+    step = Step(model, train)
+    images, labels = step.batch(batch)
+    images.normal_()
+
+    def run() -> tuple[float, float]:
+        for optimizer in step.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        start = time.perf_counter()
+        step.loss(images, labels).backward()
+        middle = time.perf_counter()
+        step.update()
+        return middle - start, time.perf_counter() - middle
+
+    return run
+
+
+@dataclass(frozen=True)
+class Plan:
+    setup: Setup  # with nothing left open
+    parameters: int
+    gmacs: float  # of one image, as it is run
+    memory: Memory
+    fits: bool
+    steps: int
+    step: StepTime
+    images_per_second: float
+    machines: int
+    hours: float
+    cost: float
+    shards: int  # files of about a gigabyte, at least four for each device, as many for each
+    cores: int  # of each machine's processors that keep its devices fed from JPEG
+    advice: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> Device:
+        return DEVICES[self.setup.device]
+
+    def to_dict(self) -> dict[str, object]:
+        found = asdict(self)
+        return found.pop("setup") | {
+            "pictures_at_a_time": self.setup.at_once,
+            "memory_available": round(self.device.memory),
+            "step_seconds": found.pop("step") | {"total": self.step.total},
+            "data_bytes": self.setup.images * self.setup.image_bytes,
+            "decoding_cores_per_machine": found.pop("cores"),
+            **found,
+            "gmacs": round(self.gmacs, 3),
+            "advice": list(self.advice),
+        }
+
+
+def plan(setup: Setup) -> Plan:
+    setup = complete(setup)
+    config, gpus = find_config(setup.model), setup.gpus
+    size = config.image_size if setup.image_size is None else as_size(setup.image_size, "--image-size")
+    config = config.replace(image_size=size, classes=config.classes if setup.classes is None else setup.classes)
+    memory = training_memory(config, setup.train, setup.at_once, gpus)
+    step = gpu_step(config, setup, memory) if DEVICES[setup.device].tflops else measured_step(config, setup)
+    steps = max(1, round(setup.epochs * max(1, setup.images // setup.batch_size)))
+    machines, speed = math.ceil(gpus / setup.per_machine), setup.batch_size / step.total
+    hours = steps * step.total / 3600
+    made = Plan(
+        setup=setup,
+        parameters=sum(p.numel() for p in outline(config).parameters()),
+        gmacs=macs_per_image(config) / 1e9,
+        memory=memory,
+        fits=memory.peak <= USABLE * (DEVICES[setup.device].memory or math.inf),
+        steps=steps,
+        step=step,
+        images_per_second=speed,
+        machines=machines,
+        hours=hours,
+        cost=hours * gpus * (setup.price or 0.0),
+        shards=math.ceil(max(setup.images * setup.image_bytes / SHARD_BYTES, 4 * gpus) / gpus) * gpus,
+        cores=math.ceil(speed / machines / DECODED_PER_CORE),
+    )
+    return replace(made, advice=tuple(advise(made, config)))
 
 
 def advise(made: Plan, config: AnyConfig) -> list[str]:
     """What to change when it does not fit, and what to watch when it does."""
-    setup, lines = made.setup, []
-    if not made.fits:
-        lines.append(_to_fit(made, config))
-    if setup.shard and setup.gpus == 1:
-        lines.append("--shard does nothing on one device")
-    if made.step.exchange > 0.1 * made.step.total:
-        share = made.step.exchange / made.step.total
-        lines.append(f"{share:.0%} of each step waits for the network: make the batch larger or use fewer devices")
-    if setup.device == "cpu" and made.hours > 24 * 30:
-        lines.append("more than a month on this CPU: fine-tune a pretrained checkpoint instead, or plan for a GPU")
-    if setup.device == "cpu" and setup.checkpointing:
-        lines.append("glibc may keep what checkpointing frees: set MALLOC_MMAP_THRESHOLD_=65536 to see it go")
-    have = os.cpu_count() or 1
-    if setup.device == "cpu" and made.cores > have:
-        lines.append(f"reading from JPEG wants {made.cores} cores and this machine has {have}: train with --cache")
-    return lines
+    setup, cpu, have = made.setup, made.setup.device == "cpu", os.cpu_count() or 1
+    waits = made.step.exchange / made.step.total
+    watch = [
+        (setup.shard and setup.gpus == 1, "--shard does nothing on one device"),
+        (waits > 0.1, f"{waits:.0%} of each step waits for the network: make the batch larger or use fewer devices"),
+        (cpu and made.hours > 720, "more than a month on this CPU: fine-tune a checkpoint instead, or plan for a GPU"),
+        (cpu and setup.checkpointing, "set MALLOC_MMAP_THRESHOLD_=65536: glibc may keep what checkpointing frees"),
+        (cpu and made.cores > have, f"JPEG wants {made.cores} cores and this machine has {have}: train with --cache"),
+    ]
+    return ([] if made.fits else [_to_fit(made, config)]) + [line for holds, line in watch if holds]
 
 
 def _to_fit(made: Plan, config: AnyConfig) -> str:
     """The first of ever stronger measures that brings the peak below what the device has."""
     setup = made.setup
-    measures: list[dict[str, Any]] = [{"accumulate": n} for n in (2, 4, 8)]
-    measures += [{"checkpointing": True, "accumulate": n} for n in (1, 4, 16)]
+    others = [replace(setup, accumulate=n) for n in (2, 4, 8)]
+    others += [replace(setup, checkpointing=True, accumulate=n) for n in (1, 4, 16)]
     if setup.gpus > 1:
-        measures += [{"checkpointing": True, "shard": True, "accumulate": n} for n in (1, 4, 16)]
-    for measure in measures:
-        other = replace(setup, **measure)
-        if other.batch_size // other.gpus < other.accumulate or measure["accumulate"] < setup.accumulate:
+        others += [replace(setup, checkpointing=True, shard=True, accumulate=n) for n in (1, 4, 16)]
+    for other in others:
+        if not setup.accumulate <= other.accumulate <= other.per_device:
             continue
-        at_once = math.ceil(other.batch_size / other.gpus / other.accumulate)
-        peak = training_memory(config, train_config(other), at_once, other.gpus).peak
+        peak = training_memory(config, other.train, other.at_once, other.gpus).peak
         if peak <= USABLE * made.device.memory:
-            options = " ".join(
-                f"--{k}" if v is True else f"--{k} {v}" for k, v in measure.items() if v != 1 or v is True
-            )
-            return f"does not fit; with {options} it takes {peak / 1e9:.1f} GB"
+            options = [f"--{name}" for name in ("checkpointing", "shard") if getattr(other, name)]
+            options += [f"--accumulate {other.accumulate}"] if other.accumulate > 1 else []
+            return f"does not fit; with {' '.join(options)} it takes {peak / 1e9:.1f} GB"
     return "does not fit, and neither checkpointing, parts nor shards are enough: take a smaller model or batch"

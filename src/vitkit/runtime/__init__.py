@@ -1,20 +1,19 @@
-"""The same model, run by whatever is fastest on this machine, and proven equal."""
+"""The same model, run by whatever is fastest on this machine, and proven equal. No torch until a runtime is opened."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import nn
+from vitkit.progress import SILENT, Progress
+from vitkit.runtime.table import FORMATS, RUNTIMES
 
-from vitkit.errors import ConfigError, did_you_mean
-from vitkit.runtime.base import Runtime
-from vitkit.runtime.eager import Eager
-from vitkit.runtime.onnx_int8 import Calibration
-from vitkit.runtime.tuned import Choice, stored
+if TYPE_CHECKING:
+    from torch import nn
 
-KINDS = ("auto", "eager", "compiled", "onnx", "openvino")
+    from vitkit.runtime.base import Runtime
 
-__all__ = ["KINDS", "Choice", "Runtime", "open_runtime"]
+__all__ = ["FORMATS", "RUNTIMES", "open_runtime"]
 
 
 def open_runtime(
@@ -24,36 +23,21 @@ def open_runtime(
     source: str | Path | None = None,
     int8: bool = False,
     merge: int = 0,
-    threads: int | None = None,
-    calibration: Calibration | None = None,
+    progress: Progress = SILENT,
 ) -> Runtime:
-    """A runtime for a loaded model; "auto" takes what `vitkit tune` has found for it, or PyTorch as it is.
+    """A runtime for a loaded model; "auto" takes what `vitkit tune` chose for it, or PyTorch as it is.
 
-    source       where the model was loaded from: beside it, "auto" looks for what was found
-    int8         8-bit matrix products (onnx, openvino)
-    merge        patches that each block merges into others
-    threads      by default the runtime's own choice
-    calibration  batches of normalised pictures, for static int8
+    source    where the model was loaded from: beside it, "auto" looks for what `tune` stored
+    int8      8-bit matrix products
+    merge     patches that each block merges into others
+    progress  is told why "auto" does not take what was stored
     """
-    if kind not in KINDS:
-        raise ConfigError(f"there is no runtime {kind!r}.{did_you_mean(kind, KINDS)} Known: {', '.join(KINDS)}")
+    from vitkit.runtime.base import Choice, build
+    from vitkit.runtime.tune import stored
+
     if kind == "auto":
-        found = None if source is None or int8 or merge else stored(model, source)
-        if found is not None:
-            return found
-        kind = "onnx" if int8 else "eager"
-    if int8 and kind not in ("onnx", "openvino"):
-        raise ConfigError(f"the runtime {kind} has no int8; choose onnx or openvino")
-    if kind == "onnx":
-        from vitkit.runtime import onnx
-
-        return onnx.build(model, int8, merge, threads, calibration)
-    if kind == "openvino":
-        from vitkit.runtime import openvino
-
-        return openvino.build(model, int8, merge, threads, calibration)
-    if kind == "compiled":
-        from vitkit.runtime.compiled import Compiled
-
-        return Compiled(model, merge, threads)
-    return Eager(model, merge, threads)
+        tuned = None if source is None or int8 or merge else stored(model, source, progress)
+        if tuned is not None:
+            return tuned
+        kind = next(name for name, row in RUNTIMES.items() if not int8 or row.int8 is not None)
+    return build(model, Choice(kind, int8, merge=merge))

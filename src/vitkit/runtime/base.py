@@ -1,28 +1,108 @@
-"""What every runtime is: something that turns a batch of prepared pictures into logits."""
+"""What every runtime is: something that turns a batch of prepared images into the outputs of a model."""
 
 from __future__ import annotations
 
 import copy
-import importlib
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError, MissingPackage
-from vitkit.model.vit import ViT
+from vitkit.data import normalise
+from vitkit.errors import ConfigError
+from vitkit.model.base import Outputs, VisionModel
+from vitkit.model.config import AnyConfig
+from vitkit.runtime.raw import FromRaw
+from vitkit.runtime.table import RUNTIMES, find
+from vitkit.world import resolve_device
+
+Calibration = list[Tensor]  # batches of normalised images, for static int8
 
 
-class Runtime(Protocol):
-    name: str  # what ran: "eager", "onnx int8", ...
+@dataclass(frozen=True)
+class Spec:
+    """What is made of a model, in memory or in a file."""
+
+    int8: bool = False
+    merge: int = 0
+    raw: bool = False  # with preprocessing: raw pixels in
+    calibration: Calibration | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration: how a model is run. threads None: the runtime's own choice."""
+
+    runtime: str = "eager"
+    int8: bool = False
+    calibrated: bool = False
+    merge: int = 0
+    batch_size: int = 1
+    threads: int | None = None
+
+    @property
+    def name(self) -> str:
+        """ "onnx int8 merge 8" """
+        words = [self.runtime, "int8" * self.int8, f"merge {self.merge}" * bool(self.merge)]
+        return " ".join(word for word in (*words, "calibrated" * self.calibrated) if word)
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes what the model computes, up to rounding in fp32."""
+        return not self.int8 and not self.merge
+
+    def spec(self, calibration: Calibration | None) -> Spec:
+        return Spec(self.int8, self.merge, calibration=calibration if self.calibrated else None)
+
+
+class Runtime(ABC):
+    """A model, ready to run.
+
+    name        what runs: "eager", "onnx int8", ...
+    device      where it takes its input; `run` moves images there
+    metadata    what an exported file says about itself
+    batch_size  the fastest, where `vitkit tune` has measured it
+    """
+
+    batch_size: int | None = None
+
+    def __init__(
+        self, name: str, device: torch.device | str = "cpu", metadata: Mapping[str, str] | None = None
+    ) -> None:
+        self.name, self.device, self.metadata = name, torch.device(device), dict(metadata or {})
 
     def run(self, images: Tensor) -> Tensor:
-        """Normalised pictures (batch, channels, height, width) in float32 -> logits (batch, classes) in float32."""
-        ...
+        """Normalised images (batch, channels, height, width) -> outputs (batch, ...) in float32 on the CPU."""
+        return self.compute(images.to(self.device)).float().cpu()
+
+    @abstractmethod
+    def compute(self, images: Tensor) -> Tensor:
+        """`run` for images that are on `device`."""
 
 
-def described(kind: str, int8: bool = False, merge: int = 0) -> str:
-    """ "onnx int8 merge 8" """
-    return " ".join([kind, *(["int8"] if int8 else []), *([f"merge {merge}"] if merge else [])])
+def build(model: nn.Module, choice: Choice, calibration: Calibration | None = None) -> Runtime:
+    module = find("runtime", choice.runtime, RUNTIMES, "auto").load(f"the runtime {choice.runtime}", choice.int8)
+    runtime: Runtime = module.build(model, choice, choice.spec(calibration))
+    return runtime
+
+
+def config_of(model: nn.Module) -> AnyConfig:
+    """Of a model, or of what is wrapped around one and keeps its config."""
+    return cast(AnyConfig, model.config)
+
+
+def device_for(kind: str, wanted: str | None) -> torch.device:
+    """Where a model belongs that a runtime of this kind, or "auto", is to run."""
+    if kind not in RUNTIMES or not RUNTIMES[kind].on_cpu:
+        return resolve_device(wanted)
+    device = resolve_device(wanted or "cpu")
+    if device.type != "cpu":
+        raise ConfigError(f"--runtime {kind} computes on the CPU; leave out --device {wanted}, or take --runtime eager")
+    return device
 
 
 def merged(model: nn.Module, merge: int) -> nn.Module:
@@ -30,17 +110,40 @@ def merged(model: nn.Module, merge: int) -> nn.Module:
     if not merge:
         return model
     twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
-    found = [m for m in twin.modules() if isinstance(m, ViT)]
-    if not found:
-        raise ConfigError(f"{type(model).__name__} has no tokens that could be merged; leave --merge out")
-    for vit in found:
-        vit.merge = merge
+    next(part for part in twin.modules() if isinstance(part, VisionModel)).merge = merge  # or an error why not
     return twin
 
 
-def need(package: str, purpose: str, extra: str) -> Any:
-    """An optional package, or the command that installs it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise MissingPackage(package.split(".")[0], purpose, extra) from None
+def prepared(model: nn.Module, spec: Spec) -> nn.Module:
+    """What is exported: on the CPU, in fp32, merging and with its preprocessing as asked; the model stays as it is."""
+    chosen = merged(model, spec.merge)
+    if spec.raw:
+        chosen = FromRaw(chosen, config_of(model).preprocessing, getattr(model, "outputs", Outputs()))
+    first = next(model.parameters())
+    if first.device.type != "cpu" or first.dtype != torch.float32:
+        chosen = copy.deepcopy(chosen).to("cpu", torch.float32)
+    return chosen.eval()
+
+
+def made_up(config: AnyConfig, count: int, size: tuple[int, int] | None = None, seed: int = 0) -> Tensor:
+    """Images that nobody gave, uint8 (count, C, H, W), the same for the same seed.
+
+    They are smooth coloured noise, which uses a model's range as photographs do far better than white noise does.
+    """
+    random = torch.Generator().manual_seed(seed)
+    size = size or config.preprocessing.size
+    total = torch.zeros(count, config.channels, *size)
+    for cells in (3, 7, 17):
+        noise = torch.rand(count, config.channels, cells, cells, generator=random) - 0.5
+        total += F.interpolate(noise, size, mode="bicubic", align_corners=False) * (9 / cells) ** 0.5
+    grain = torch.rand(total.shape, generator=random) - 0.5
+    return ((total + 0.1 * grain) * 120 + 128).clamp(0, 255).to(torch.uint8)
+
+
+def example_of(model: nn.Module, raw: bool = False) -> Tensor:
+    """What a model is traced with: two images, so that no exporter takes the batch for a constant."""
+    config = config_of(model)
+    if raw:
+        height, width = config.preprocessing.size
+        return made_up(config, 2, (height + 5, width + 9)).permute(0, 2, 3, 1).contiguous()
+    return normalise(made_up(config, 2), config.preprocessing)

@@ -1,30 +1,29 @@
 """A model as a file that runs without vitkit, kept only after it has been compared with the model.
 
-onnx          .onnx: ONNX Runtime, and anything else that reads ONNX
-openvino      .xml with .bin
-torch-export  .pt2: PyTorch without the model's code
+What the file says about itself are five pieces of JSON that need no vitkit to be read.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from torch import nn
+import torch
 
-from vitkit.errors import ConfigError, did_you_mean
-from vitkit.runtime import metadata
-from vitkit.runtime.base import Runtime, merged
-from vitkit.runtime.onnx_int8 import Calibration
-from vitkit.runtime.raw import FromRaw
-from vitkit.runtime.verify import Check, Pictures, compare
+from vitkit import __version__
+from vitkit.data import Source
+from vitkit.errors import ConfigError
+from vitkit.io import move, parse_json, sha256, working_folder
+from vitkit.model.base import Outputs, VisionModel
+from vitkit.model.config import AnyConfig, ResNetConfig, ViTConfig
+from vitkit.progress import SILENT, Progress
+from vitkit.runtime.base import Calibration, Runtime, Spec, prepared
+from vitkit.runtime.table import FORMATS, METADATA, find, need_format
+from vitkit.runtime.verify import Check, Images, compare, images_of
 
-SUFFIXES = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch-export"}
-FORMATS = tuple(SUFFIXES.values())
+_CONFIGS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"ViT": ViTConfig, "ResNet": ResNetConfig}
+_COMPARED = 256  # images of a data set, at most
 
 
 @dataclass(frozen=True)
@@ -34,105 +33,92 @@ class Export:
     path: Path
     bytes: int
     check: Check
+    sha256: str = ""  # of the file `path`
+
+
+@dataclass(frozen=True)
+class About:
+    """What `vitkit predict` needs to know of an exported file."""
+
+    config: AnyConfig
+    outputs: Outputs
+    raw: bool
 
 
 def export(
-    model: nn.Module,
+    model: VisionModel,
     to: str,
     out: str | Path,
-    pictures: Pictures,
+    compared: Images | Source | None = None,
     int8: bool = False,
     merge: int = 0,
     raw: bool = False,
     calibration: Calibration | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    progress: Progress = SILENT,
 ) -> Export:
-    """Write `model` to `out`, compare both on `pictures`, and leave no file when they differ.
+    """Write `model` to `out`, compare both (on made-up images when none are given), and leave no file when they differ.
 
     With int8 and merge the comparison is with the model as it is, and is reported; only what cannot be
     rounding is an error. Without them top-1 must be the same and probabilities within 1e-4.
     """
-    path = check_target(to, Path(out))
-    if int8 and to == "torch-export":
-        raise ConfigError("--to torch-export has no int8; choose onnx or openvino")
-    with tempfile.TemporaryDirectory(prefix="vitkit-") as folder:
-        beside = Path(folder, path.name)
-        say(f"writing {path.name}")
-        write_files(model, to, beside, int8, merge, raw, calibration)
-        say("comparing it with the model")
-        runtime, _ = open_exported(beside)
-        check = compare(model, runtime, pictures, raw=raw, exact=not int8 and not merge)
+    path, spec = check_target(to, Path(out), int8), Spec(int8, merge, raw, calibration)
+    images = compared
+    if not isinstance(images, Images):
+        images = images_of(model, images, 32 if images is None else _COMPARED, raw)
+    with working_folder(path) as folder:
+        progress.note(f"writing {path.name} ...")
+        files = written(model, to, folder / path.name, spec)
+        progress.note("comparing it with the model ...")
+        runtime, _ = open_exported(folder / path.name, trust=sha256(folder / path.name))
+        check = compare(model, runtime, images, raw=raw, exact=not int8 and not merge)
         del runtime
         check.insist(path)
-        files = sorted(Path(folder).iterdir(), key=lambda p: p.suffix != ".bin")  # the .bin first, then its .xml
-        size = sum(p.stat().st_size for p in files)
+        size, digest = sum(file.stat().st_size for file in files), sha256(folder / path.name)
+        if len(files) > 1:
+            path.unlink(missing_ok=True)  # a kill may leave no model, but never the old one with new weights
         for file in files:
-            _put(file, path.with_name(file.name))
-    return Export(path, size, check)
+            move(file, path.with_name(file.name))
+        return Export(path, size, check, digest)
 
 
-def check_target(to: str, out: Path) -> Path:
+def check_target(to: str, out: Path, int8: bool = False) -> Path:
     """Before the work, not after it."""
-    if to not in FORMATS:
-        raise ConfigError(f"there is no format {to!r}.{did_you_mean(to, FORMATS)} Known: {', '.join(FORMATS)}")
-    suffix = next(s for s, name in SUFFIXES.items() if name == to)
-    if out.suffix != suffix:
-        raise ConfigError(f"--out {out} must end with {suffix} for --to {to}")
+    row = find("format", to, FORMATS)
+    if out.suffix != row.suffix:
+        raise ConfigError(f"--out {out} must end with {row.suffix} for --to {to}")
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out {out} does not exist; make it, or give another")
+    row.load(f"--to {to}", int8)
     return out
 
 
-def write_files(
-    model: nn.Module,
-    to: str,
-    path: Path,
-    int8: bool = False,
-    merge: int = 0,
-    raw: bool = False,
-    calibration: Calibration | None = None,
-) -> None:
-    """Without comparing: `path`, and for OpenVINO its .bin."""
-    from vitkit.runtime import onnx, openvino, torch_export
-
-    about = metadata.write(model, raw=raw, int8=int8, merge=merge)
-    config: Any = model.config
-    chosen = FromRaw(merged(model, merge), config.preprocessing) if raw else merged(model, merge)
-    if to == "onnx":
-        proto = onnx.to_onnx(chosen, raw)
-        onnx.save(onnx.quantized(proto, calibration) if int8 else proto, path, about)
-    elif to == "openvino":
-        converted = openvino.to_openvino(chosen, raw)
-        openvino.save(openvino.quantized(converted, calibration) if int8 else converted, path, about)
-    else:
-        torch_export.save(torch_export.to_program(chosen, raw), path, about)
+def written(model: VisionModel, to: str, path: Path, spec: Spec) -> list[Path]:
+    """Write into a folder of its own, without comparing; the files, `path` the last of them."""
+    config = model.config
+    kind = next(name for name, of in _CONFIGS.items() if isinstance(config, of))
+    about = {"version": __version__, "kind": kind, "raw": spec.raw, "int8": spec.int8, "merge": spec.merge}
+    classes = None if model.class_names is None else list(model.class_names)
+    values = (about, config.to_dict(), config.preprocessing.to_dict(), classes, model.outputs.to_dict())
+    metadata = {key: json.dumps(value, sort_keys=True) for key, value in zip(METADATA, values, strict=True)}
+    with torch.no_grad():
+        FORMATS[to].load(f"--to {to}", spec.int8).write(prepared(model, spec), path, metadata, spec)
+    return sorted(path.parent.iterdir(), key=lambda file: file == path)
 
 
-def open_exported(path: str | Path, threads: int | None = None) -> tuple[Runtime, metadata.About]:
-    """A file that `export` has written, ready to run, and what it says about itself."""
-    suffix = Path(path).suffix
-    opened: Any
-    if suffix == ".onnx":
-        from vitkit.runtime.onnx import Onnx
+def open_exported(path: str | Path, trust: str | None = None) -> tuple[Runtime, About]:
+    """A file that `export` has written, ready to run, and what it says about itself.
 
-        opened = Onnx(path, threads=threads)
-    elif suffix == ".xml":
-        from vitkit.runtime.openvino import OpenVino
-
-        opened = OpenVino(path, threads=threads)
-    else:
-        from vitkit.runtime.torch_export import Exported
-
-        opened = Exported(path)
-    return opened, metadata.read(opened.metadata, str(path))
-
-
-def _put(file: Path, target: Path) -> None:
-    """Into its place in one step, also from another disk."""
-    part = target.with_name(f".{target.name}.part")
+    trust  the SHA-256 of the file, for a format whose files may run code
+    """
+    kind = need_format(path)
+    row, trusted = FORMATS[kind], {"trust": trust} if FORMATS[kind].runs_code else {}
+    runtime: Runtime = row.load(f"running {path}", making=False).open_file(Path(path), kind, **trusted)
+    texts = runtime.metadata
     try:
-        shutil.copyfile(file, part)
-        part.replace(target)
-    except OSError as e:
-        part.unlink(missing_ok=True)
-        raise ConfigError(f"{target} cannot be written ({e.strerror}); give --out another place") from e
+        about, names = parse_json(texts["vitkit"]), parse_json(texts["classes"])
+        config = _CONFIGS[about["kind"]].from_json(texts["config"])
+        # Files of version 0.1 have no "outputs": theirs are classes.
+        outputs = Outputs.from_json(texts["outputs"]) if "outputs" in texts else Outputs(names=names or ())
+        return runtime, About(config, outputs, bool(about.get("raw")))
+    except (KeyError, ValueError, TypeError) as e:
+        raise ConfigError(f"{path} does not say what model it is; it was not written by `vitkit export`") from e

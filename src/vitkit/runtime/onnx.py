@@ -1,78 +1,89 @@
 """ONNX Runtime: the model as an ONNX file, and that file run.
 
-The file stands for one picture size, with positions as a finished table, and any number of pictures.
+The file stands for one image size, with positions as a finished table, and any number of images.
 """
 
 from __future__ import annotations
 
-import copy
-import tempfile
+import io
 import warnings
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import onnxruntime as ort
 import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.runtime.base import described, merged, need
-from vitkit.runtime.example import example_of
-from vitkit.runtime.onnx_graph import attention_nodes, with_fixed_shapes
-from vitkit.runtime.onnx_int8 import Calibration, to_dynamic, to_static
+from vitkit.runtime.base import Choice, Runtime, Spec, config_of, example_of, prepared
+from vitkit.runtime.seal import checked, seal
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 OPSET = 20  # the first with Gelu; LayerNormalization came with 17
 _LIMIT = 2**31 - 2**20  # bytes that one file of protobuf can hold
 
 
-class Onnx:
-    """An .onnx file, or its content, in ONNX Runtime."""
+class Onnx(Runtime):
+    """An .onnx file, or its content, in ONNX Runtime on the CPU."""
 
-    def __init__(self, file: str | Path | bytes, name: str = "onnx", threads: int | None = None) -> None:
-        ort = need("onnxruntime", "the runtime onnx", "onnx")
+    def __init__(self, file: Path | bytes, name: str = "onnx", threads: int | None = None) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
-        if threads:
-            options.intra_op_num_threads = threads
-        given = file if isinstance(file, bytes) else str(file)
+        options.intra_op_num_threads = threads or 0  # 0: its own choice
+        what = "the exported model" if isinstance(file, bytes) else str(file)
         try:
-            self.session = ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+            content = file if isinstance(file, bytes) else checked(file)[0]  # in memory: no other file is read
+            self.session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except ConfigError:
+            raise
         except Exception as e:  # its errors have no common type
-            what = "the exported model" if isinstance(file, bytes) else file
             raise ConfigError(f"ONNX Runtime cannot open {what}: {str(e).splitlines()[0]}; export it again") from e
-        self.name = name
-        self.input = self.session.get_inputs()[0].name
+        super().__init__(name, metadata=self.session.get_modelmeta().custom_metadata_map)
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        return dict(self.session.get_modelmeta().custom_metadata_map)
+    def outputs(self, array: np.ndarray) -> list[np.ndarray]:
+        found: list[np.ndarray] = self.session.run(None, {self.session.get_inputs()[0].name: array})
+        return found
 
-    def run(self, images: Tensor) -> Tensor:
-        return torch.from_numpy(self.session.run(None, {self.input: images.numpy()})[0])
-
-
-def build(
-    model: nn.Module,
-    int8: bool = False,
-    merge: int = 0,
-    threads: int | None = None,
-    calibration: Calibration | None = None,
-) -> Onnx:
-    """A model in ONNX Runtime, without a file."""
-    need("onnxruntime", "the runtime onnx", "onnx")
-    proto = to_onnx(merged(model, merge))
-    if int8:
-        proto = quantized(proto, calibration)
-    return Onnx(proto.SerializeToString(), described("onnx", int8, merge), threads)
+    def compute(self, images: Tensor) -> Tensor:
+        return torch.from_numpy(self.outputs(images.numpy())[0])
 
 
-def quantized(proto: Any, calibration: Calibration | None) -> Any:
-    return to_dynamic(proto) if calibration is None else to_static(proto, calibration)
+open_file = Onnx
 
 
-def to_onnx(model: nn.Module, raw: bool = False) -> Any:
-    """The model as an onnx.ModelProto: inputs `images` (or `pixels`), outputs `logits`."""
-    onnx = need("onnx", "writing ONNX", "onnx")
+def build(model: nn.Module, choice: Choice, spec: Spec) -> Onnx:
+    return Onnx(_proto(prepared(model, spec), spec).SerializeToString(), choice.name, choice.threads)
+
+
+def write(model: nn.Module, path: Path, metadata: Mapping[str, str], spec: Spec) -> None:
+    import onnx
+
+    proto = _proto(model, spec)
+    onnx.helper.set_model_props(proto, dict(metadata))
+    path.write_bytes(proto.SerializeToString())
+    seal(path)
+
+
+def _proto(model: nn.Module, spec: Spec) -> ModelProto:
+    from vitkit.runtime.onnx_graph import to_dynamic, to_static
+
+    proto = to_onnx(model, spec.raw)
+    if not spec.int8:
+        return proto
+    return to_dynamic(proto) if spec.calibration is None else to_static(proto, spec.calibration)
+
+
+def to_onnx(model: nn.Module, raw: bool = False) -> ModelProto:
+    """Inputs `images` (or `pixels`), outputs `logits`."""
+    import onnx
+
+    from vitkit.runtime.onnx_graph import own_nodes, with_fixed_shapes
+
     example = example_of(model, raw)
     name = "pixels" if raw else "images"
     axes = {0: "batch", 1: "height", 2: "width"} if raw else {0: "batch"}
@@ -80,40 +91,17 @@ def to_onnx(model: nn.Module, raw: bool = False) -> Any:
     if size > _LIMIT:
         raise ConfigError(f"the weights take {size / 2**30:.1f} GB, and an .onnx file holds 2; use --to torch-export")
     with (
-        tempfile.TemporaryDirectory(prefix="vitkit-") as folder,
         warnings.catch_warnings(),
-        attention_nodes(model.config, OPSET),  # type: ignore[arg-type]
+        own_nodes(config_of(model), OPSET),
         torch.no_grad(),
     ):
         warnings.simplefilter("ignore")  # the tracer warns of every branch on a shape: shapes are fixed here
-        torch.onnx.export(
-            on_cpu_in_fp32(model),
-            (example,),
-            Path(folder, "model.onnx"),
-            dynamo=False,  # the new exporter needs minutes for a model that merges tokens
-            input_names=[name],
-            output_names=["logits"],
-            dynamic_axes={name: axes, "logits": {0: "batch"}},
-            opset_version=OPSET,
-        )
-        return with_fixed_shapes(onnx.load(str(Path(folder, "model.onnx"))), varied(example, raw))
-
-
-def varied(example: Tensor, raw: bool) -> list[np.ndarray]:
-    """The example, and one that differs in all that may differ: the number of pictures, and with `raw` their size."""
-    other = example[:1, :-1, :-2] if raw else example[:1]
-    return [example.numpy(), other.contiguous().numpy()]
-
-
-def on_cpu_in_fp32(model: nn.Module) -> nn.Module:
-    """Where and how a model is exported; the given one stays as it is."""
-    first = next(model.parameters())
-    if first.device.type == "cpu" and first.dtype == torch.float32:
-        return model.eval()
-    return copy.deepcopy(model).to("cpu", torch.float32).eval()
-
-
-def save(proto: Any, path: Path, metadata: dict[str, str]) -> None:
-    onnx = need("onnx", "writing ONNX", "onnx")
-    onnx.helper.set_model_props(proto, metadata)
-    path.write_bytes(proto.SerializeToString())
+        traced, shapes = io.BytesIO(), {name: axes, "logits": {0: "batch"}}
+        # The new exporter, dynamo, needs minutes for a model that merges tokens.
+        trace = partial(torch.onnx.export, dynamo=False, opset_version=OPSET)
+        trace(model, (example,), traced, input_names=[name], output_names=["logits"], dynamic_axes=shapes)  # type: ignore[arg-type]
+        # Another example that differs in all that may differ: the number of images, and with `raw` their size.
+        other = (example[:1, :-1, :-2] if raw else example[:1]).contiguous()
+        examples = [example.numpy(), other.numpy()]
+        proto = onnx.load_from_string(traced.getvalue())
+        return with_fixed_shapes(proto, examples, lambda content: Onnx(content).outputs)

@@ -6,86 +6,74 @@ import contextlib
 import io
 import logging
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import openvino as ov
 import torch
+from openvino import Model
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.runtime.base import described, merged, need
-from vitkit.runtime.example import example_of
-from vitkit.runtime.onnx import on_cpu_in_fp32
-from vitkit.runtime.onnx_int8 import Calibration
+from vitkit.runtime.base import Choice, Runtime, Spec, example_of, prepared
+from vitkit.runtime.seal import checked, seal
 
 _PLACE = "vitkit"  # where our words are in the file's own information
 
 
-class OpenVino:
+class OpenVino(Runtime):
     """An .xml file with its .bin, or a model in memory."""
 
-    def __init__(self, model: Any, name: str = "openvino", threads: int | None = None) -> None:
-        ov = need("openvino", "the runtime openvino", "openvino")
-        options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}  # one batch at a time, by all threads
-        options["INFERENCE_PRECISION_HINT"] = "f32"  # not half precision behind our back
+    def __init__(self, model: Model | str | Path, name: str = "openvino", threads: int | None = None) -> None:
+        # One batch at a time, by all threads; and not in half precision behind our back.
+        options: dict[str, str | int] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
         if threads:
             options["INFERENCE_NUM_THREADS"] = threads
         try:
-            model = ov.Core().read_model(str(model)) if isinstance(model, (str, Path)) else model
+            if isinstance(model, (str, Path)):  # read, not mapped: the model owns its weights
+                graph, weights = checked(Path(model), Path(model).with_suffix(".bin"))
+                model = ov.Core().read_model(graph, weights)
             self.compiled = ov.Core().compile_model(model, "CPU", options)
         except RuntimeError as e:
             raise ConfigError(f"OpenVINO cannot open the model: {str(e).splitlines()[0]}; export it again") from e
-        self.name, self.metadata = name, read_metadata(model)
+        about = model.get_rt_info([_PLACE]).astype(dict) if model.has_rt_info([_PLACE]) else {}
+        super().__init__(name, metadata={key: str(value.value) for key, value in about.items()})
 
-    def run(self, images: Tensor) -> Tensor:
+    def compute(self, images: Tensor) -> Tensor:
         return torch.from_numpy(self.compiled(images.numpy())[0].copy())
 
 
-def read_metadata(model: Any) -> dict[str, str]:
-    if not model.has_rt_info([_PLACE]):
-        return {}
-    return {k: str(v.value) for k, v in model.get_rt_info([_PLACE]).astype(dict).items()}
+open_file = OpenVino
 
 
-def build(
-    model: nn.Module,
-    int8: bool = False,
-    merge: int = 0,
-    threads: int | None = None,
-    calibration: Calibration | None = None,
-) -> OpenVino:
-    """A model in OpenVINO, without a file."""
-    converted = to_openvino(merged(model, merge))
-    if int8:
-        converted = quantized(converted, calibration)
-    return OpenVino(converted, described("openvino", int8, merge), threads)
+def build(model: nn.Module, choice: Choice, spec: Spec) -> OpenVino:
+    return OpenVino(_converted(prepared(model, spec), spec), choice.name, choice.threads)
 
 
-def to_openvino(model: nn.Module, raw: bool = False) -> Any:
-    ov = need("openvino", "the runtime openvino", "openvino")
-    example = example_of(model, raw)
-    shape = [-1, -1, -1, example.shape[3]] if raw else [-1, *example.shape[1:]]
+def write(model: nn.Module, path: Path, metadata: Mapping[str, str], spec: Spec) -> None:
+    converted = _converted(model, spec)
+    for key, value in metadata.items():
+        converted.set_rt_info(value, [_PLACE, key])
+    ov.save_model(converted, str(path), compress_to_fp16=False)
+    seal(path, path.with_suffix(".bin"))
+
+
+def _converted(model: nn.Module, spec: Spec) -> Model:
+    example = example_of(model, spec.raw)
+    shape = [-1, -1, -1, example.shape[3]] if spec.raw else [-1, *example.shape[1:]]
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        converted = ov.convert_model(on_cpu_in_fp32(model), example_input=example, input=[ov.PartialShape(shape)])
-    converted.inputs[0].get_tensor().set_names({"pixels" if raw else "images"})
+        converted = ov.convert_model(model, example_input=example, input=[ov.PartialShape(shape)])
+    converted.inputs[0].get_tensor().set_names({"pixels" if spec.raw else "images"})
     converted.outputs[0].get_tensor().set_names({"logits"})
-    return converted
+    if not spec.int8:
+        return converted
+    import nncf
 
-
-def quantized(model: Any, calibration: Calibration | None) -> Any:
-    """Without pictures the weights alone become int8; with pictures the activations too, by NNCF."""
-    nncf = need("nncf", "int8 for OpenVINO", "openvino")
     nncf.set_log_level(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()):  # it draws bars where our answers go
-        if calibration is None:
-            return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
-        pictures = nncf.Dataset([batch.numpy() for batch in calibration])
-        return nncf.quantize(model, pictures, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(calibration))
-
-
-def save(model: Any, path: Path, metadata: dict[str, str]) -> None:
-    ov = need("openvino", "writing OpenVINO", "openvino")
-    for key, value in metadata.items():
-        model.set_rt_info(value, [_PLACE, key])
-    ov.save_model(model, str(path), compress_to_fp16=False)
+        if spec.calibration is None:  # the weights alone become int8
+            return nncf.compress_weights(converted, mode=nncf.CompressWeightsMode.INT8_SYM)
+        images = nncf.Dataset([batch.numpy() for batch in spec.calibration])
+        how = {"model_type": nncf.ModelType.TRANSFORMER, "subset_size": len(spec.calibration)}
+        return nncf.quantize(converted, images, **how)

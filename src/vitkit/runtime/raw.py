@@ -1,27 +1,30 @@
-"""Preprocessing as part of an exported graph: raw pixels of any size in, logits out.
+"""Preprocessing as part of an exported graph: raw pixels of any size in, logits (or finished values) out.
 
 Pillow resizes by two passes, across and down, and rounds to whole levels after each. A pass is a matrix product
-with a table of weights, which is made inside the graph from the picture's size; so the graph gives Pillow's
+with a table of weights, which is made inside the graph from the image's size; so the graph gives Pillow's
 pixels, and therefore vitkit's own preprocessing, on every runtime. The centre is cut out by making only its rows.
 
-Shapes: B pictures, H x W pixels, C channels; h x w the model's size.
+Shapes: B images, H x W pixels, C channels; h x w the model's size.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
 
-import numpy as np
+import PIL
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
+from vitkit.model.base import Outputs
 from vitkit.model.config import Interpolation, Preprocessing
 
 _BITS, _HALF = 22, 11  # of Pillow's weights, and of half of one
 _SUPPORT: dict[Interpolation, float] = {"box": 0.5, "bilinear": 1.0, "hamming": 1.0, "bicubic": 2.0, "lanczos": 3.0}
+_SUPPORT["bilinear-plain"] = 1.0
+
+# Pillow 13 begins with the rows when that side shrinks by more than twice as many pixels; older ones never do.
+_ROWS_MAY_COME_FIRST = int(PIL.__version__.split(".")[0]) >= 13
 
 
 def sinc(x: Tensor) -> Tensor:
@@ -32,18 +35,17 @@ def sinc(x: Tensor) -> Tensor:
 
 def filter_of(kind: Interpolation, x: Tensor) -> Tensor:
     """Pillow's filters, without their limits: those are in `weights`."""
-    a = x.abs()
+    a, none = x.abs(), torch.zeros_like(x)
     if kind == "box":
-        return torch.where((x > -0.5) & (x <= 0.5), torch.ones_like(x), torch.zeros_like(x))
-    if kind == "bilinear":
+        return torch.where((x > -0.5) & (x <= 0.5), torch.ones_like(x), none)
+    if kind.startswith("bilinear"):
         return (1 - a).clamp(min=0)
     if kind == "hamming":
-        return torch.where(a < 1, sinc(x) * (0.54 + 0.46 * (x * math.pi).cos()), torch.zeros_like(x))
+        return torch.where(a < 1, sinc(x) * (0.54 + 0.46 * (x * math.pi).cos()), none)
     if kind == "bicubic":
-        inner = (1.5 * a - 2.5) * a * a + 1
-        outer = ((-0.5 * a + 2.5) * a - 4) * a + 2
-        return torch.where(a < 1, inner, torch.where(a < 2, outer, torch.zeros_like(x)))
-    return torch.where(a < 3, sinc(x) * sinc(x / 3), torch.zeros_like(x))
+        inner, outer = (1.5 * a - 2.5) * a * a + 1, ((-0.5 * a + 2.5) * a - 4) * a + 2
+        return torch.where(a < 1, inner, torch.where(a < 2, outer, none))
+    return torch.where(a < 3, sinc(x) * sinc(x / 3), none)
 
 
 def weights(kind: Interpolation, have: Tensor, wanted: Tensor, first: Tensor, count: int, at: Tensor) -> Tensor:
@@ -58,7 +60,7 @@ def weights(kind: Interpolation, have: Tensor, wanted: Tensor, first: Tensor, co
     distance = ((2 * at + 1) * wanted - (2 * number + 1) * have) / (2 * wanted)
     if kind == "box":  # its edge is sharp: Pillow's own rounding decides who is inside
         distance = at + 0.5 - centre
-    stretch = scale.clamp(min=1.0)
+    stretch = torch.ones_like(scale) if kind == "bilinear-plain" else scale.clamp(min=1.0)
     support = _SUPPORT[kind] * stretch
     low = (centre - support + 0.5).floor().clamp(min=0.0)
     high = torch.minimum((centre + support + 0.5).floor(), have)
@@ -81,37 +83,21 @@ def whole_pass(x: Tensor, table: Tensor, across: bool) -> Tensor:
     return ((sums[0] + carry) / 2.0**_HALF).floor().clamp(0, 255)
 
 
-@cache
-def rows_may_come_first() -> bool:
-    """Pillow 13 begins with the rows when that side shrinks by more than twice as many pixels; older ones never do."""
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 10), dtype=np.uint8))
-    have, wanted = (torch.tensor(n, dtype=torch.float64) for n in (10.0, 12.0))
-    zero, at = torch.zeros((), dtype=torch.float64), torch.arange(40, dtype=torch.float64)
-    across = weights("bilinear", have, wanted, zero, 12, at[:10])
-    down = weights("bilinear", 4 * have, wanted, zero, 12, at)
-    x = torch.from_numpy(np.array(picture)).float()
-    rows_first = whole_pass(whole_pass(x, down, False), across, True)
-    theirs = np.asarray(picture.resize((12, 12), Image.Resampling.BILINEAR))
-    return bool((rows_first.numpy() == theirs).all())
-
-
 class FromRaw(nn.Module):
-    """uint8 B H W C -> whatever the model makes of the prepared pictures."""
+    """uint8 B H W C -> what the model makes of the prepared images; values in the units of their targets."""
 
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, model: nn.Module, pre: Preprocessing) -> None:
+    def __init__(self, model: nn.Module, pre: Preprocessing, outputs: Outputs = Outputs()) -> None:  # noqa: B008
         super().__init__()
         if pre.interpolation not in _SUPPORT:
             raise ConfigError(f"--raw cannot resize by interpolation={pre.interpolation!r}; leave --raw out")
         self.model, self.pre, self.config = model, pre, model.config
-        self.rows_may_come_first = rows_may_come_first()
-        self.register_buffer("mean", torch.tensor(pre.mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(pre.std).view(-1, 1, 1), persistent=False)
+        self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (pre.mean, pre.std))
+        self.finished = outputs.kind == "values" and bool(outputs.mean)
+        self.value_mean, self.value_std = torch.tensor(outputs.mean), torch.tensor(outputs.std)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.model((self.prepare(pixels) / 255 - self.mean) / self.std)
+        found = self.model((self.prepare(pixels) / 255 - self.mean) / self.std)
+        return found * self.value_std + self.value_mean if self.finished else found
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """Float B C h w with the whole levels that Pillow gives."""
@@ -121,8 +107,10 @@ class FromRaw(nn.Module):
         x = pixels.permute(0, 3, 1, 2).float()  # B C H W
         across = self.table(width, resized[1], self.pre.size[1], columns)
         down = self.table(height, resized[0], self.pre.size[0], rows)
+        if self.pre.interpolation == "bilinear-plain":  # rounded once, at the end
+            return (down.float() @ (x @ across.float().transpose(0, 1))).round()
         usual = whole_pass(whole_pass(x, across, True), down, False)
-        if not self.rows_may_come_first:
+        if not _ROWS_MAY_COME_FIRST:
             return usual
         other = whole_pass(whole_pass(x, down, False), across, True)
         rows_first = (height > resized[0]) & (height - resized[0] > 2 * (width - resized[1]))

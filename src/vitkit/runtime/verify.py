@@ -1,4 +1,4 @@
-"""The same pictures through a model and through what was made of it: how far apart are they?"""
+"""The same images through a model and through what was made of it: how far apart are the outputs?"""
 
 from __future__ import annotations
 
@@ -6,33 +6,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitkit.data import Source, normalise
-from vitkit.data.order import Order
+from vitkit.data import ImageBatches, Source, normalise
 from vitkit.data.preprocess import prepare_pixels
-from vitkit.data.samples import Samples
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluate.classes import columns_of
-from vitkit.evaluate.run import evaluation_loader
+from vitkit.model.base import VisionModel
 from vitkit.model.config import AnyConfig
-from vitkit.runtime.base import Runtime
+from vitkit.runtime.base import Calibration, Runtime, made_up
 from vitkit.runtime.eager import Eager
-from vitkit.runtime.example import made_up
+from vitkit.tasks import Metric, task_of
 
 TOLERANCE = 1e-4  # of a probability, in fp32
-_ROUNDING = 0.5  # of the spread of the logits: more than that is no rounding
+_ROUNDING = 0.5  # of what the outputs vary by: more than that is no rounding
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Images:
     """What is compared on: uint8 (N, C, H, W) as prepared, with labels where they are known."""
 
     pixels: Tensor
     labels: Tensor | None = None
-    name: str = "made-up pictures"
+    name: str = "made-up images"
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -42,104 +38,147 @@ class Pictures:
             yield normalise(part, config.preprocessing)
 
 
-def pictures_of(
-    source: Source | None, config: AnyConfig, count: int, raw: bool = False, model: nn.Module | None = None
-) -> Pictures:
-    """Up to `count` readable pictures spread evenly over a set; made-up ones when there is no set.
-
-    With `model` they have labels, as numbers of its classes, where the set is about the same classes.
-    """
+def images_of(model: VisionModel, source: Source | None, count: int, raw: bool = False) -> Images:
+    """Up to `count` readable images spread evenly over a set; made-up ones when there is no set."""
+    config = model.config
     if source is None:
         height, width = config.preprocessing.size
-        return Pictures(made_up(config, count, (height * 5 // 4, width * 3 // 2) if raw else None))
+        return Images(made_up(config, count, (height * 5 // 4, width * 3 // 2) if raw else None))
     numbers = torch.linspace(0, len(source) - 1, min(count, len(source))).long().tolist()
-    own = _own_classes(source, model) if not source.multi_label else None
-    if source.pixels is not None:
-        pixels = Samples(source, config.preprocessing, channels=config.channels).pixels
-        assert pixels is not None
-        labels = None if own is None else own[torch.from_numpy(source.labels[numbers])]
-        return Pictures(pixels[numbers], labels, source.name)
-    with evaluation_loader(source, config) as loader:
-        batch = loader.samples.load(0, Order(np.array(numbers), np.zeros(len(numbers), dtype=np.int64)))
-    if not len(batch):
-        raise DataError(f"no picture of {source.name} can be read; `vitkit data check` says why")
-    return Pictures(batch.images, None if own is None else own[batch.labels], source.name)
+    (read,) = ImageBatches(source, config).batches([numbers])
+    if not read.indices:
+        raise DataError(f"no image of {source.name} can be read; `vitkit data check` says why")
+    return Images(read.images, _labels(model, source, read.indices), source.name)
 
 
-def _own_classes(source: Source, model: nn.Module | None) -> Tensor | None:
-    """The model's number of each class of the set; None where the set is not about the model's classes."""
-    if model is None:
+def _labels(model: VisionModel, source: Source, rows: list[int]) -> Tensor | None:
+    """Labels in the order of the model's outputs; None where the set is not about these classes or values."""
+    kind, labels = source.label_kind, source.labels[rows]
+    if (model.outputs.kind == "values") != (kind == "values"):
         return None
     try:
-        columns = columns_of(model, source)
+        order = task_of(model, kind).align(model, source)
     except ConfigError:
         return None
-    return torch.arange(len(source.classes)) if columns is None else torch.from_numpy(columns)
+    if order is not None:  # of every label of the set, the model's output
+        labels = order[labels] if kind == "classes" else labels[:, order.argsort()]
+    return torch.from_numpy(labels)
+
+
+def calibration_of(model: VisionModel, source: Source, count: int) -> Calibration:
+    return list(images_of(model, source, count).batches(model.config, 8))
+
+
+def outputs_of(runtime: Runtime, images: Images, config: AnyConfig, batch_size: int) -> Tensor:
+    return torch.cat([runtime.run(batch) for batch in images.batches(config, batch_size)])
 
 
 @dataclass(frozen=True)
 class Check:
-    """How a runtime compares with the model on so many pictures."""
+    """How a runtime compares with the model on so many images.
 
-    pictures: int
+    difference       the largest: of a probability, of a value in standard deviations, or of a feature
+    spread           root mean square difference of the outputs, over that of the outputs themselves
+    agreement        share of images with the same first class (labels: of the same decisions; values: R2 to the model)
+    accuracy         of the runtime, where labels are known: the task's score, whose name is in `metric`
+    accuracy_before  of the model
+    """
+
+    images: int
     name: str
-    difference: float  # the largest, of a probability (of an output, without a classifier)
-    spread: float  # root mean square difference of the logits, over that of the logits themselves
-    agreement: float  # share of pictures with the same first class
-    accuracy: float | None = None  # of the runtime, where labels are known
+    difference: float
+    spread: float
+    agreement: float
+    accuracy: float | None = None
     accuracy_before: float | None = None
     exact: bool = True
-    classifies: bool = True
+    metric: Metric | None = None  # None: features
+
+    @property
+    def classifies(self) -> bool:
+        return self.metric is not None and self.metric.percent
+
+    @property
+    def score(self) -> float:
+        """Accuracy where labels are known, else agreement with the model."""
+        return self.agreement if self.accuracy is None else self.accuracy
+
+    @property
+    def drop(self) -> float:
+        """What was lost of the score."""
+        return (1.0 if self.accuracy_before is None else self.accuracy_before) - self.score
+
+    def text(self, value: float) -> str:
+        return f"{value:.2%}" if self.metric is None else self.metric.text(value)
+
+    def to_dict(self) -> dict[str, object]:  # the keys of version 0.1
+        words = {"exact": self.exact, "classifies": self.classifies, "metric": self.metric and self.metric.key}
+        numbers = {key: value for key, value in vars(self).items() if key not in ("images", "exact", "metric")}
+        return {"pictures": self.images, **numbers, **words}
+
+    def summary(self) -> str:
+        unit = f"a probability, the same first class for {self.agreement:.2%}" if self.classifies else "an output"
+        text = f"compared on {self.images} images ({self.name}): largest difference {self.difference:.1e} in {unit}"
+        if self.metric is None or self.accuracy is None or self.accuracy_before is None:
+            return text
+        before, after = self.text(self.accuracy_before), self.text(self.accuracy)
+        return f"{text}\n{self.metric.words} {before} before, {after} after"
 
     def insist(self, what: Path | str) -> None:
         """An error when the difference cannot be rounding."""
-        if self.exact and (self.difference > TOLERANCE or self.agreement < 1):
-            raise ConfigError(
-                f"{what} differs from the model by {self.difference:.1e} in a probability, and agrees on "
-                f"{self.agreement:.1%} of {self.pictures} pictures; nothing was kept. Choose another format"
-            )
-        if not self.exact and not self.spread < _ROUNDING:
-            raise ConfigError(
-                f"{what} differs from the model by {self.spread:.0%} of what its answers differ by, and agrees on "
-                f"{self.agreement:.1%} of {self.pictures} pictures; nothing was kept. "
-                f"Try --calibrate DATA, a smaller --merge, or fp32"
-            )
+        if self.exact and (self.difference > TOLERANCE or (self.classifies and self.agreement < 1)):
+            unit = "a probability" if self.classifies else "an output"
+            off, advice = f"{self.difference:.1e} in {unit}", "Choose another format"
+        elif not self.exact and not self.spread < _ROUNDING:
+            off = f"{self.spread:.0%} of what its outputs vary by"
+            advice = "Try --calibrate DATA, a smaller --merge, or fp32"
+        else:
+            return
+        raise ConfigError(
+            f"{what} differs from the model by {off}, agreement {self.text(self.agreement)} on {self.images} images; "
+            f"nothing was kept. {advice}"
+        )
 
 
-def compare(
-    model: nn.Module, runtime: Runtime, pictures: Pictures, raw: bool = False, exact: bool = True, batch: int = 7
-) -> Check:
-    """`batch` is odd, and the last one smaller: a batch size that was baked in shows.
-
-    With `raw` the pictures are taken as they would come from a file, and prepared on both sides.
-    """
-    config: AnyConfig = model.config  # type: ignore[assignment]
-    eager = Eager(model)
+def compare(model: VisionModel, runtime: Runtime, images: Images, raw: bool = False, exact: bool = True) -> Check:
+    """With `raw` the images are taken as they would come from a file, and prepared on both sides."""
+    pre, eager = model.config.preprocessing, Eager(model)
     theirs, ours = [], []
-    for pixels in pictures.pixels.split(batch):
-        images = normalise(prepare_pixels(pixels, config.preprocessing) if raw else pixels, config.preprocessing)
-        ours.append(eager.run(images))
-        theirs.append(runtime.run(pixels.permute(0, 2, 3, 1).contiguous() if raw else images))
-    return judge(torch.cat(ours), torch.cat(theirs), pictures, config.classes > 0, exact)
+    for pixels in images.pixels.split(7):  # odd, and the last one smaller: a batch size that was baked in shows
+        inputs = normalise(prepare_pixels(pixels, pre) if raw else pixels, pre)
+        ours.append(eager.run(inputs))
+        theirs.append(runtime.run(pixels.permute(0, 2, 3, 1).contiguous() if raw else inputs))
+    outputs, found = model.outputs, torch.cat(theirs)
+    if raw and outputs.kind == "values" and outputs.mean:  # finished inside the file
+        found = (found - found.new_tensor(outputs.mean)) / found.new_tensor(outputs.std)
+    return compare_outputs(model, torch.cat(ours), found, images, exact)
 
 
-def judge(ours: Tensor, theirs: Tensor, pictures: Pictures, classifies: bool, exact: bool) -> Check:
-    """Logits of the model and of a runtime -> their comparison."""
-    a, b = (ours.softmax(-1), theirs.softmax(-1)) if classifies else (ours, theirs)
-    level = (ours - ours.mean(dim=-1, keepdim=True)).square().mean().sqrt().clamp(min=1e-12)
-    same = ours.argmax(-1) == theirs.argmax(-1)
-    if exact:  # two classes with the same probability have no order
-        first = a.max(dim=-1).values
-        same |= first - a.gather(-1, theirs.argmax(-1, keepdim=True))[..., 0] < TOLERANCE
-    labels = pictures.labels
-    return Check(
-        pictures=len(pictures),
-        name=pictures.name,
-        difference=float((a - b).abs().max()),
-        spread=float((ours - theirs).square().mean().sqrt() / level),
-        agreement=float(same.double().mean()),
-        accuracy=None if labels is None else float((theirs.argmax(-1) == labels).double().mean()),
-        accuracy_before=None if labels is None else float((ours.argmax(-1) == labels).double().mean()),
-        exact=exact,
-        classifies=classifies,
-    )
+def compare_outputs(model: VisionModel, ours: Tensor, theirs: Tensor, images: Images, exact: bool) -> Check:
+    """Outputs of the model and of a runtime -> their comparison."""
+    labels = images.labels
+    several = labels is not None and labels.ndim == 2  # files of version 0.1 do not tell classes from labels
+    task = task_of(model, "labels" if several else None) if model.config.classes else None
+    values = task is not None and task.kind == "values"
+    # Probabilities; values in standard deviations; features as they are.
+    a, b = (ours, theirs) if task is None or values else (task.activate(ours), task.activate(theirs))
+    level = (ours - ours.mean(dim=0 if values else -1, keepdim=True)).square().mean().sqrt().clamp(min=1e-12)
+
+    def score(outputs: Tensor, labels: Tensor | None) -> float | None:
+        return None if task is None or labels is None else task.metrics(outputs, labels)[task.score.key]
+
+    difference, spread = (a - b).abs().max(), (ours - theirs).square().mean().sqrt() / level
+    agreement = score(theirs, task.activate(ours)) if task is not None and values else None
+    if agreement is None:
+        agreement = _agreement(a, b, task is not None and task.kind == "labels", TOLERANCE if exact else 0.0)
+    accuracies, metric = (score(theirs, labels), score(ours, labels)), None if task is None else task.score
+    return Check(len(images), images.name, float(difference), float(spread), agreement, *accuracies, exact, metric)
+
+
+def _agreement(a: Tensor, b: Tensor, many: bool, tie: float) -> float:
+    """The share of equal decisions; two whose probabilities differ by less than `tie` have no order."""
+    if many:
+        return float((((a > 0.5) == (b > 0.5)) | ((a - 0.5).abs() < tie)).double().mean())
+    first = b.argmax(-1, keepdim=True)
+    same = (a.argmax(-1) == first[..., 0]) | (a.max(dim=-1).values - a.gather(-1, first)[..., 0] < tie)
+    return float(same.double().mean())

@@ -1,6 +1,6 @@
 """Mean and 95% interval over seeds, and how a comparison is put into words.
 
-The interval is Student's t over seeds. Two arms of one seed saw the same pictures in the same order, so
+The interval is Student's t over seeds. Two arms of one seed saw the same images in the same order, so
 their difference is taken seed by seed. When its interval covers zero, the words are "no difference seen".
 Where the best and the worst of several arms are compared, the interval is widened for the number of pairs
 they were picked from (Bonferroni): otherwise luck alone would find a difference soon enough.
@@ -80,40 +80,39 @@ def points(share: float) -> str:
     return f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}%"
-
-
-def spread(found: Interval, scale: float = 100, unit: str = "") -> str:
+def spread(gap: Interval, scale: float = 100, unit: str = "") -> str:
     """ "95% interval +0.5 to +1.9, 3 seeds" of what stands before it."""
-    if not found.known:
+    if not gap.known:
         return "one seed, so no interval"
-    picked = f", widened for {found.pairs} pairs" if found.pairs > 1 else ""
-    return f"95% interval {scale * found.low:+.1f} to {scale * found.high:+.1f}{unit}, {found.seeds} seeds{picked}"
+    picked = f", widened for {gap.pairs} pairs" if gap.pairs > 1 else ""
+    return f"95% interval {scale * gap.low:+.1f} to {scale * gap.high:+.1f}{unit}, {gap.seeds} seeds{picked}"
 
 
-def compare(a: str, b: str, found: Interval) -> str:
+def compare(a: str, b: str, gap: Interval) -> str:
     """A clause about a - b: who reaches more, by how many points, and how sure that is."""
-    if not found.known:
-        return f"{a} reaches {100 * found.mean:+.1f} points against {b} ({spread(found)})"
-    if found.covers_zero:
-        return f"no difference seen between {a} and {b} ({100 * found.mean:+.1f} points, {spread(found)})"
-    more = "more" if found.mean > 0 else "fewer"
-    return f"{a} reaches {points(found.mean)} points {more} than {b} ({spread(found)})"
+    if not gap.known:
+        return f"{a} reaches {100 * gap.mean:+.1f} points against {b} ({spread(gap)})"
+    if more := direction(gap, "more", "fewer"):
+        return f"{a} reaches {points(gap.mean)} points {more} than {b} ({spread(gap)})"
+    return f"no difference seen between {a} and {b} ({100 * gap.mean:+.1f} points, {spread(gap)})"
 
 
-def verdict(found: Interval, expected: int, source: str = "the paper") -> str:
+def verdict(gap: Interval, expected: int, source: str = "the paper") -> str:
     """How a difference stands to what somebody else saw: +1 more, -1 fewer, 0 alike."""
-    if found.covers_zero:
+    if gap.covers_zero:
         return f"which does not contradict {source}" if not expected else f"so what {source} saw does not show here"
-    return f"as in {source}" if found.mean * expected > 0 else f"unlike {source}"
+    return f"as in {source}" if gap.mean * expected > 0 else f"unlike {source}"
 
 
-def gained(found: Interval, less: str = "costs", more: str = "gains") -> str:
+def direction(gap: Interval, more: str, less: str) -> str:
+    """One of the words, or "" when no difference is seen."""
+    return "" if gap.covers_zero else more if gap.mean > 0 else less
+
+
+def gained(gap: Interval, less: str = "costs ", more: str = "gains ") -> str:
     """ "costs 1.2 points", or "no difference seen", for headlines."""
-    if found.covers_zero:
-        return "no difference seen"
-    return f"{more if found.mean > 0 else less} {points(found.mean)} points"
+    word = direction(gap, more, less)
+    return f"{word}{points(gap.mean)} points" if word else "no difference seen"
 
 
 def sentence(text: str) -> str:

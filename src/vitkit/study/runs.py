@@ -2,99 +2,133 @@
 
 A run is described by values alone; the hash of the description is the name of its file. So a study that
 was killed finds what it had finished, and studies in one folder share the trainings they have in common.
-A file appears whole or not at all.
+
+The recipe is the same for every model: AdamW, a linear warm-up and a cosine, clipped gradients, no augmentation.
+The start of the weights and the order of the images follow from the seed alone, so two models of one seed see the
+same batches. On a CPU with the same number of threads the result repeats to the last bit.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from vitkit.checkpoints.adapt import adapt
-from vitkit.checkpoints.layout import Checkpoint
-from vitkit.checkpoints.write import canonical, replacing
+from vitkit.checkpoints.family import Checkpoint
+from vitkit.checkpoints.load import adapt
+from vitkit.checkpoints.options import ModelOptions
+from vitkit.data import Augment, Loader, normalise
+from vitkit.io import canonical, parse_json, write_json
 from vitkit.model.build import Model, build
-from vitkit.model.config import AnyConfig
-from vitkit.study import fit, variants
-from vitkit.study.measures import MEASURES
+from vitkit.model.config import AnyConfig, ViTConfig
+from vitkit.plan.memory import Step
+from vitkit.study import variants
+from vitkit.study.measures import MEASURES, Measured, accuracy
 from vitkit.study.sets import Sets, resized
+from vitkit.study.table import BATCH
+from vitkit.training.config import TrainConfig
+from vitkit.training.optim import rate
 
 AFTER = 1_000_000  # added to the seed of what follows a training, so that fresh parts are not its first ones again
-VERSION = 1  # of the recipe: another one makes all runs anew
+WARMUP = 0.1  # share of the steps
+VERSION = 1  # of the recipe: with another one, all runs are trained again
+
+
+@dataclass(frozen=True)
+class Outcome:
+    accuracy: float
+    measured: Measured
+    losses: list[float]  # of every step
+    seconds: float
+    cpu_seconds: float
 
 
 @dataclass(frozen=True)
 class Run:
-    """`before` is a training whose weights this one starts from, its positions resized if need be."""
-
     config: AnyConfig
     steps: int
     lr: float
     seed: int
     variant: str = ""
-    share: float = 1.0  # of the training pictures
-    judged: str = "test"  # or "val", when a learning rate is chosen
+    share: float = 1.0  # of the training images
+    split: str = field(default="test", metadata={"key": "judged"})  # that it is evaluated on; a rate is chosen on "val"
     measure: str = ""  # a name of MEASURES
-    before: Run | None = None
-    fresh_positions: bool = False  # after `before`: positions are learned anew instead of resized
+    before: Run | None = None  # a training whose weights this one starts from, its positions resized if need be
+    fresh_positions: bool = False  # after `before`: positions are trained from scratch instead of resized
 
-    def describe(self, sets: Sets) -> dict[str, Any]:
+    def describe(self, sets: Sets) -> dict[str, object]:
         """Everything that the result depends on."""
-        return {**chosen(self), "data": sets.about(), "batch": fit.BATCH, "version": VERSION}
+        return {**_chosen(self), "data": sets.describe(), "batch": BATCH, "version": VERSION}
 
     def key(self, sets: Sets) -> str:
         return hashlib.blake2b(canonical(self.describe(sets)).encode(), digest_size=8).hexdigest()
 
 
-def chosen(value: Any) -> Any:
+def _chosen(value: object) -> dict[str, object]:
     """A dataclass as its kind and the fields that are not at their defaults: a field added later changes no key."""
-    if not dataclasses.is_dataclass(value):
-        return list(value) if isinstance(value, tuple) else value
-    found = {"kind": type(value).__name__}
-    for f in dataclasses.fields(value):
+    chosen: dict[str, object] = {"kind": type(value).__name__}
+    for f in dataclasses.fields(value):  # type: ignore[arg-type]
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        if getattr(value, f.name) != default:
-            found[f.name] = chosen(getattr(value, f.name))
-    return found
+        if (own := getattr(value, f.name)) != default:
+            chosen[f.metadata.get("key", f.name)] = _chosen(own) if dataclasses.is_dataclass(own) else own
+    return chosen
 
 
-def recall(run: Run, sets: Sets, folder: Path) -> dict[str, Any] | None:
-    """What a finished run found, or None."""
+def recall(run: Run, sets: Sets, folder: Path) -> Outcome | None:
+    """The outcome of a finished run, or None."""
     try:
-        found = json.loads((folder / f"{run.key(sets)}.json").read_text(encoding="utf-8"))
-        return found["result"] if isinstance(found["result"], dict) else None
+        known = parse_json((folder / f"{run.key(sets)}.json").read_text(encoding="utf-8"))["result"]
+        outcome = {key: known.pop(key) for key in ("accuracy", "losses", "seconds", "cpu_seconds")}
+        return Outcome(**outcome, measured=known)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def finish(run: Run, sets: Sets, folder: Path) -> dict[str, Any]:
-    """The result of the run: remembered, or made now and remembered."""
-    known = recall(run, sets, folder)
-    if known is not None:
-        return known
+def finish(run: Run, sets: Sets, folder: Path) -> Outcome:
+    """Train, evaluate, and remember the outcome."""
     wall, cpu = time.perf_counter(), time.process_time()
     model, losses = _trained(run, sets)
-    result = _judge(run, model, sets)
-    result |= {"losses": losses, "seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
-    content = json.dumps({"run": run.describe(sets), "result": result}, indent=1)
-    with replacing(folder / f"{run.key(sets)}.json") as file:
-        file.write(content.encode())
-    return result
+    source = resized(sets.val if run.split == "val" else sets.test, run.config.image_size[0])
+    assert source.pixels is not None
+    score = accuracy(model, source.pixels, torch.from_numpy(source.labels))
+    measured = MEASURES[run.measure](model, sets) if run.measure else {}
+    outcome = Outcome(score, measured, losses, time.perf_counter() - wall, time.process_time() - cpu)
+    flat = {k: v for k, v in {"accuracy": score, **measured, **vars(outcome)}.items() if k != "measured"}
+    write_json(folder / f"{run.key(sets)}.json", {"run": run.describe(sets), "result": flat}, indent=1)
+    return outcome
+
+
+def train_config(lr: float) -> TrainConfig:
+    return TrainConfig(optimizer="adamw", lr=lr, weight_decay=0.05, clip=1.0)
 
 
 def _trained(run: Run, sets: Sets) -> tuple[Model, list[float]]:
-    model = start(run, sets)
+    """The model and the loss of every step. A loss that is not finite ends the training."""
+    model, losses = start(run, sets), list[float]()
+    if not run.steps:
+        return model, losses
     source = resized(sets.part(run.share, run.seed), run.config.image_size[0])
-    recipe = fit.Recipe(run.steps, run.lr, run.seed)
-    return model, fit.fit(model, source, recipe) if run.steps else []
+    pre, step = model.config.preprocessing, Step(model, train_config(run.lr))
+    loader = Loader(source, pre, BATCH, augment=Augment(), seed=run.seed)
+    torch.manual_seed(run.seed)  # of dropout
+    for done, batch in zip(range(run.steps), chain.from_iterable(repeat(loader)), strict=False):  # epoch after epoch
+        for group in step.optimizers[0].param_groups:
+            group["lr"] = run.lr * rate(done / run.steps, WARMUP, "cosine")
+        loss = step.loss(normalise(batch.images, pre), batch.labels)
+        losses.append(float(loss.detach()))
+        if not math.isfinite(losses[-1]):
+            break
+        loss.backward()
+        step.update()
+        model.zero_grad()
+    return model, losses
 
 
 def start(run: Run, sets: Sets) -> Model:
@@ -103,34 +137,18 @@ def start(run: Run, sets: Sets) -> Model:
     model = build(run.config)
     variants.apply(model, run.variant)
     if run.before is not None:
-        _take_over(model, _weights(run.before, sets), run)
+        resize = run.config.position_resize if isinstance(run.config, ViTConfig) else None
+        options = ModelOptions(image_size=run.config.image_size, resize=resize)
+        tensors = adapt(Checkpoint(run.before.config, _weights(run.before, sets)), options).tensors
+        if run.fresh_positions:
+            tensors = {k: v for k, v in tensors.items() if not k.startswith("positions.")}
+        missing, extra = model.load_state_dict(tensors, strict=False)
+        assert not extra
+        assert run.fresh_positions or not missing
     return model
-
-
-def _take_over(model: Model, weights: dict[str, torch.Tensor], run: Run) -> None:
-    assert run.before is not None
-    way = getattr(run.config, "position_resize", None)
-    given = Checkpoint(run.before.config, weights)
-    tensors = adapt(given, image_size=run.config.image_size, resize=way).tensors
-    if run.fresh_positions:
-        tensors = {k: v for k, v in tensors.items() if not k.startswith("positions.")}
-    missing, extra = model.load_state_dict(tensors, strict=False)
-    assert not extra
-    assert run.fresh_positions or not missing
 
 
 @lru_cache(maxsize=8)
 def _weights(run: Run, sets: Sets) -> dict[str, torch.Tensor]:
     """Training is repeated rather than kept on disk: the same seed gives the same weights."""
-    model, _ = _trained(run, sets)
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def _judge(run: Run, model: Model, sets: Sets) -> dict[str, Any]:
-    source = sets.val if run.judged == "val" else sets.test
-    source = resized(source, run.config.image_size[0])
-    labels = torch.from_numpy(source.labels)
-    result: dict[str, Any] = {"accuracy": fit.accuracy(model, source.pixels, labels)}
-    if run.measure:
-        result |= MEASURES[run.measure](model, sets)
-    return result
+    return _trained(run, sets)[0].state_dict()

@@ -1,41 +1,48 @@
-"""What a study is, and the table that comes out of it.
+"""What a study is, the table that comes out of it, and the shapes that figures of tables are made of.
 
 An `Arm` is one thing that is tried; the study trains it with every seed. A `Row` is what came out of an
-arm, a `Table` all rows: figures and findings are functions of the table alone.
+arm, a `Table` all rows: figures and findings are functions of the table alone. A new study is one class
+derived from `Study`, and one row of `STUDIES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from vitkit.figures.style import COLOURS, Axes, Figure, new_figure
 from vitkit.model.config import AnyConfig, ResNetConfig, StemConfig, ViTConfig
-from vitkit.study.numbers import Interval, difference, interval
+from vitkit.study.numbers import Interval, difference, interval, sentence
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+BATCH = 64  # images in a step of every training
+RATES = (1e-3, 4e-3, 1.6e-2)  # the fixed search, for every arm that is trained from the start
+RATES_AFTER = (2.5e-4, 1e-3, 4e-3)  # and for those that start from trained weights
+Tags = dict[str, str | float]  # of an arm, for figures and findings
+Facts = dict[str, str | int]  # about the data
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The pictures a study's models are made for, and the sizes that suit them."""
+    """The images a study's models are made for, and the sizes that suit them."""
 
     side: int
     channels: int
     classes: int
 
-    @property
-    def patch(self) -> int:
-        """Sixteen patches on every side: few tokens, so that a training takes seconds."""
-        return self.side // 4
-
-    def vit(self, **changes: Any) -> ViTConfig:
-        """The paper's model in small: class token, learned positions, MLP of four times the width."""
-        width = changes.setdefault("width", 48)
-        given = {"image_size": self.side, "patch_size": self.patch, "channels": self.channels, "classes": self.classes}
-        given |= {"depth": 3, "heads": 4, "mlp_width": 4 * width}
-        return ViTConfig(**{**given, **changes})
+    def vit(self, width: int = 48, **changes: object) -> ViTConfig:
+        """The paper's model in small: class token, learned positions, 16 patches, MLP of four times the width."""
+        sizes = {"image_size": self.side, "patch_size": self.side // 4}
+        sizes |= {
+            "channels": self.channels,
+            "classes": self.classes,
+            "width": width,
+            "depth": 3,
+            "heads": 4,
+            "mlp_width": 4 * width,
+        }
+        return ViTConfig(**{**sizes, **changes})  # type: ignore[arg-type]
 
     def hybrid(self) -> ViTConfig:
         """A small residual stage before the patches; as many multiply-adds as `vit()`, within a tenth."""
@@ -45,8 +52,8 @@ class Setting:
     def resnet(self) -> ResNetConfig:
         """The CNN; as many multiply-adds as `vit()`, within a tenth."""
         layers, width = {8: ((2, 1, 1), 16), 28: ((2, 2, 2), 4)}.get(self.side, ((1, 2, 1), 4))
-        stem = StemConfig(layers, width, "small")
-        return ResNetConfig((self.side, self.side), self.channels, self.classes, stem)
+        size = (self.side, self.side)
+        return ResNetConfig(size, self.channels, self.classes, StemConfig(layers, width, "small"))
 
 
 @dataclass(frozen=True)
@@ -54,45 +61,57 @@ class Arm:
     name: str
     config: AnyConfig
     variant: str = ""  # of study.variants
-    share: float = 1.0  # of the training pictures
+    share: float = 1.0  # of the training images
     measure: str = ""  # of study.measures
     length: float = 1.0  # steps, as a share of the study's; 0: not trained
     rate_of: str = ""  # takes the learning rate chosen for that arm
     before: Arm | None = None  # starts from that arm's weights
     fresh_positions: bool = False
-    about: dict[str, Any] = field(default_factory=dict, hash=False)  # for figures and findings
+    tags: Tags = field(default_factory=dict, hash=False)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        return RATES_AFTER if self.before else RATES
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
-    accuracy: tuple[float, ...]  # on the test pictures, one per seed
-    about: dict[str, Any] = field(default_factory=dict)
+    accuracy: tuple[float, ...]  # on the test images, one per seed
+    tags: Tags = field(default_factory=dict)
     lr: float | None = None
     at_edge: bool = False  # the best learning rate was the smallest or the largest that was tried
     params: int = 0
-    macs: int = 0  # for one picture
-    pictures: int = 0  # seen in a training, each as often as it was seen
-    seconds: float = 0.0  # of one training with its judgement, processor time
+    macs: int = 0  # for one image
+    images: int = 0  # seen in a training, each as often as it was seen
+    seconds: float = 0.0  # of one training with its evaluation, processor time
     spent: float = 0.0  # of all trainings of the arm, the search included
-    extra: tuple[dict[str, Any], ...] = ()  # what was measured besides, one per seed
+    extra: tuple[Mapping[str, object], ...] = ()  # what was measured besides, one per seed
     losses: tuple[tuple[float, ...], ...] = ()  # of every step, one per seed
 
     @property
     def mean(self) -> Interval:
         return interval(self.accuracy)
 
+    def measured(self, key: str) -> np.ndarray:
+        """What was measured besides, seeds x whatever shape one of them has."""
+        return np.array([one[key] for one in self.extra])
+
 
 @dataclass(frozen=True)
 class Table:
     rows: tuple[Row, ...]
-    data: dict[str, Any] = field(default_factory=dict)
+    data: Facts = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
 
-    def where(self, **about: Any) -> list[Row]:
-        return [row for row in self.rows if all(row.about.get(k) == v for k, v in about.items())]
+    def where(self, **tags: str | float) -> list[Row]:
+        return [row for row in self.rows if tags.items() <= row.tags.items()]
+
+    def count(self, key: str) -> int:
+        """A number about the data: train, classes, side ..."""
+        return int(self.data[key])
 
     def gap(self, a: str, b: str, pairs: int = 1) -> Interval:
         """Accuracy of a - accuracy of b, seed by seed; `pairs`: how many they were picked from."""
@@ -107,19 +126,123 @@ class Table:
 
 @dataclass(frozen=True)
 class Finding:
-    headline: str  # a few words above the figure
-    sentences: tuple[str, str]
+    """A few words above the figure, and two clauses that become sentences."""
+
+    headline: str
+    first: str
+    second: str
+
+    @property
+    def sentences(self) -> tuple[str, str]:
+        return sentence(self.first), sentence(self.second)
 
 
-@dataclass(frozen=True)
 class Study:
+    """One experiment: its words, the arms that are trained, and what their table shows."""
+
     name: str
     question: str
     varies: str
     claim: str  # what the paper or the articles say
-    fair: str  # what is held equal
-    arms: Callable[[Setting], list[Arm]]
-    find: Callable[[Table], Finding]
-    draw: Callable[[Table], Figure]
-    reference: str  # the arm that others are compared with
-    curves: bool = False  # losses are part of the result
+    fair = "the same steps, images and order; multiply-adds as stated in the table"  # what is held equal
+    reference = ""  # the arm that others are compared with
+    curves = False  # losses are part of the result
+
+    def arms(self, s: Setting) -> list[Arm]:
+        raise NotImplementedError
+
+    def find(self, table: Table) -> Finding:
+        raise NotImplementedError
+
+    def label(self, row: Row) -> str:
+        return row.name
+
+    def draw(self, table: Table) -> Figure:
+        """All rows as dots."""
+        figure = new_figure(ROW * len(table.rows) + 0.6)
+        dots(figure.subplots(), table.rows, [self.label(row) for row in table.rows])
+        return figure
+
+
+@dataclass(frozen=True)
+class Context:
+    """How a result came about."""
+
+    command: str  # gives the same numbers again on the same machine
+    steps: int
+    batch: int
+    seeds: int
+    machine: str
+    seconds_here: float
+    data: Facts
+    training_seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    study: Study
+    table: Table
+    finding: Finding
+    context: Context
+
+
+# --- figures -----------------------------------------------------------------------------------
+
+ROW = 0.32  # inches of figure for each line of dots
+
+
+def dots(axes: Axes, rows: Sequence[Row], names: Sequence[str] | None = None, groups: Sequence[int] = ()) -> None:
+    """One line per row: small dots are seeds, the large one their mean, the bar the 95% interval."""
+    for place, row in enumerate(rows):
+        colour = COLOURS[(groups[place] if groups else 0) % len(COLOURS)]
+        mean, values = row.mean, 100 * np.array(row.accuracy)
+        if mean.known:
+            axes.plot([100 * mean.low, 100 * mean.high], [place, place], color=colour, linewidth=2, alpha=0.55)
+        axes.scatter(values, [place] * len(values), s=12, color=colour, alpha=0.8, linewidths=0, zorder=3)
+        axes.scatter([100 * mean.mean], [place], s=46, color=colour, edgecolors="white", linewidths=0.9, zorder=4)
+    axes.set_yticks(range(len(rows)), names or [row.name for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    label = "test accuracy, % (bar: 95% interval)"
+    axes.set(ylim=(len(rows) - 0.5, -0.5), axisbelow=True, xlim=_frame(accuracies(rows)), xlabel=label)
+
+
+def _frame(percents: np.ndarray, room: float = 0.35) -> tuple[float, float]:
+    """A scale that shows all seeds; an interval that is far wider than they are runs off its edge."""
+    low, high = float(percents.min()), float(percents.max())
+    beyond = max(room * (high - low), 0.3)
+    return max(0.0, low - beyond), min(100.4, high + beyond)
+
+
+def lines(axes: Axes, x: Sequence[float], by_name: dict[str, np.ndarray], room: float = 0.1) -> None:
+    """One line per name: its mean over seeds, with 95% intervals. Values are seeds x places, in percent."""
+    for number, (label, by_seed) in enumerate(by_name.items()):
+        intervals = [interval(column.tolist()) for column in by_seed.T]
+        means, half = [i.mean for i in intervals], [i.half if i.known else 0.0 for i in intervals]
+        colour, marker = COLOURS[number % len(COLOURS)], "os^Dv"[number % 5]
+        drawn = axes.errorbar(x, means, half, color=colour, label=label, linewidth=1.8, elinewidth=1.2)
+        drawn.lines[0].set(marker=marker, markersize=4.5)
+    frame = _frame(np.concatenate([v.ravel() for v in by_name.values()]), room)
+    axes.set(ylim=frame, ylabel="test accuracy, %")
+    axes.grid(axis="y")
+
+
+def curves(axes: Axes, rows: Sequence[Row], window: float = 0.05) -> None:
+    """Training loss, a running mean over seeds and steps."""
+    from matplotlib.ticker import MaxNLocator
+
+    for number, row in enumerate(rows):
+        losses = np.mean([one[: min(map(len, row.losses))] for one in row.losses], axis=0)
+        width = max(1, round(window * len(losses)))
+        smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
+        style = (0, (2.5, 2.5)) if number == 1 else "-"  # the second often lies on the first
+        steps, colour = np.arange(len(smooth)) + width, COLOURS[number % len(COLOURS)]
+        axes.plot(steps, smooth, linestyle=style, color=colour, linewidth=1.6, label=row.name)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="step", ylabel="training loss")
+    axes.grid(axis="y")
+
+
+def accuracies(rows: Sequence[Row]) -> np.ndarray:
+    """seeds x rows, in percent."""
+    return 100 * np.array([row.accuracy for row in rows]).T

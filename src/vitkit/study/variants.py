@@ -2,14 +2,14 @@
 
 `torch`            nn.MultiheadAttention with batch_first=True: the same function as ours
 `torch-batch`      nn.MultiheadAttention as it comes, batch_first=False, given B N D: it takes the first
-                   axis for the tokens, so that every token attends to the same place of other pictures
+                   axis for the tokens, so that every token attends to the same place of other images
 `torch-detach`     the same with query and key detached, the "cure" that was proposed for it
 `scale-after`      softmax(q k^T) / sqrt(D): after the softmax, and of the model's width
 `scale-width`      softmax(q k^T / sqrt(D)): in its place, but of the model's width
 `linear-patches`   not an attention: patches flattened and mapped by one linear layer
 `conv-patches`     the same function as a convolution, by PyTorch's conv2d, from the same weights
 
-Shapes: B pictures, N tokens, D width, H heads, K = D / H.
+Shapes: B images, N tokens, D width, H heads, K = D / H.
 """
 
 from __future__ import annotations
@@ -21,81 +21,56 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.model.attention import Attention, OnKeys, OnWeights
-from vitkit.model.config import Size, ViTConfig
-from vitkit.model.encoder import Block
+from vitkit.explanation.inside import as_vit
+from vitkit.model.attention import Attention
+from vitkit.model.build import Model
+from vitkit.model.config import Size
 from vitkit.model.patches import PatchEmbedding, conv_to_linear
+from vitkit.model.torch_attention import to_torch
 from vitkit.model.vit import ViT
 
 
 class TorchAttention(nn.Module):
     """PyTorch's module in the place of ours, called with B N D whatever it makes of that."""
 
-    def __init__(self, ours: Attention, batch_first: bool, detach: bool) -> None:
+    def __init__(self, ours: Attention, batch_first: bool, detach: bool = False) -> None:
         super().__init__()
-        self.theirs = ours.to_torch()
+        self.theirs = to_torch(ours)
         self.theirs.batch_first = batch_first
         self.detach = detach
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        rotate: Callable[[Tensor], Tensor] | None = None,
-        on_weights: OnWeights | None = None,
-        queries: int | None = None,
-        on_keys: OnKeys | None = None,
+        self, x: Tensor, mask: None = None, rotate: None = None, on_weights: None = None, queries: int | None = None
     ) -> Tensor:
-        asked = x.detach() if self.detach else x
-        y: Tensor = self.theirs(asked, asked, x, need_weights=False)[0]  # B N D
-        return y if queries is None else y[:, :queries]
+        source = x.detach() if self.detach else x
+        y: Tensor = self.theirs(source, source, x, need_weights=False)[0]  # B N D
+        return y[:, :queries]
 
 
-class MisscaledAttention(Attention):
+class MisscaledAttention(nn.Module):
     """Scores divided by sqrt(D) instead of sqrt(K), inside the softmax or, as in the articles, after it."""
 
-    inside = True
+    def __init__(self, ours: Attention, inside: bool) -> None:
+        super().__init__()
+        self.qkv, self.out, self.heads, self.inside = ours.qkv, ours.out, ours.heads, inside
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        rotate: Callable[[Tensor], Tensor] | None = None,
-        on_weights: OnWeights | None = None,
-        queries: int | None = None,
-        on_keys: OnKeys | None = None,
+        self, x: Tensor, mask: None = None, rotate: None = None, on_weights: None = None, queries: int | None = None
     ) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each B H N K
         scale = self.out.in_features**-0.5
         scores = q[:, :, :queries] @ k.mT  # B H N N
         weights = (scores * scale).softmax(dim=-1) if self.inside else scores.softmax(dim=-1) * scale
-        return self.out((weights @ v).transpose(1, 2).flatten(2))  # B N D
+        y: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))  # B N D
+        return y
 
 
-def _torch(batch_first: bool, detach: bool) -> Callable[[Attention], nn.Module]:
-    return lambda ours: TorchAttention(ours, batch_first, detach)
+def _attention(replace: Callable[[Attention], nn.Module]) -> Callable[[ViT], None]:
+    def change(model: ViT) -> None:
+        for block in model.encoder.blocks:
+            block.attention = replace(block.attention)  # type: ignore[arg-type]
 
-
-def _misscaled(inside: bool) -> Callable[[Attention], nn.Module]:
-    def make(ours: Attention) -> nn.Module:
-        wrong = MisscaledAttention(ours.out.in_features, ours.heads)
-        wrong.inside = inside
-        wrong.load_state_dict(ours.state_dict())
-        return wrong
-
-    return make
-
-
-ATTENTION: dict[str, Callable[[Attention], nn.Module]] = {
-    "torch": _torch(batch_first=True, detach=False),
-    "torch-batch": _torch(batch_first=False, detach=False),
-    "torch-detach": _torch(batch_first=False, detach=True),
-    "scale-after": _misscaled(inside=False),
-    "scale-width": _misscaled(inside=True),
-}
-
-
-PATCHES = ("linear-patches", "conv-patches")
+    return change
 
 
 class ConvPatches(PatchEmbedding):
@@ -106,25 +81,33 @@ class ConvPatches(PatchEmbedding):
         return y.flatten(2).mT, (y.shape[-2], y.shape[-1])
 
 
-def _patches(old: PatchEmbedding, config: ViTConfig, linear: bool) -> PatchEmbedding:
-    kind, form = (PatchEmbedding, "linear") if linear else (ConvPatches, "conv")
-    new = kind(config.channels, old.patch, config.width, form)  # type: ignore[arg-type]
-    with torch.no_grad():
-        new.weight.copy_(conv_to_linear(old.weight) if linear else old.weight)
-        new.bias.copy_(old.bias)
-    return new
+def _patches(linear: bool) -> Callable[[ViT], None]:
+    def change(model: ViT) -> None:
+        old, config = model.patches, model.config
+        kind, form = (PatchEmbedding, "linear") if linear else (ConvPatches, "conv")
+        model.patches = kind(config.channels, old.patch, config.width, form)  # type: ignore[arg-type]
+        with torch.no_grad():
+            model.patches.weight.copy_(conv_to_linear(old.weight) if linear else old.weight)
+            if model.patches.bias is not None and old.bias is not None:
+                model.patches.bias.copy_(old.bias)
+
+    return change
 
 
-def apply(model: nn.Module, variant: str) -> None:
+VARIANTS: dict[str, Callable[[ViT], None]] = {
+    "torch": _attention(lambda ours: TorchAttention(ours, batch_first=True)),
+    "torch-batch": _attention(lambda ours: TorchAttention(ours, batch_first=False)),
+    "torch-detach": _attention(lambda ours: TorchAttention(ours, batch_first=False, detach=True)),
+    "scale-after": _attention(lambda ours: MisscaledAttention(ours, inside=False)),
+    "scale-width": _attention(lambda ours: MisscaledAttention(ours, inside=True)),
+    "linear-patches": _patches(linear=True),
+    "conv-patches": _patches(linear=False),
+}
+
+
+def apply(model: Model, variant: str) -> None:
     """Change the model in place; "" leaves it as it is."""
-    if not variant:
-        return
-    assert isinstance(model, ViT)
-    if variant in PATCHES:
-        model.patches = _patches(model.patches, model.config, linear=variant == PATCHES[0])
-    elif variant in ATTENTION:
-        for block in model.encoder.blocks:
-            assert isinstance(block, Block)
-            block.attention = ATTENTION[variant](block.attention)  # type: ignore[assignment]
-    else:
-        raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join((*ATTENTION, *PATCHES))}")
+    if variant and variant not in VARIANTS:
+        raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join(VARIANTS)}")
+    if variant:
+        VARIANTS[variant](as_vit(model))

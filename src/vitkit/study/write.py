@@ -5,126 +5,92 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from vitkit.checkpoints.write import replacing
-from vitkit.study.numbers import Interval, percent
-from vitkit.study.table import Row, Table
+from vitkit.figures.style import save, styled
+from vitkit.io import adding_to_folder, write_text
+from vitkit.study.numbers import Interval
+from vitkit.study.table import Result, Table
 
-if TYPE_CHECKING:
-    from vitkit.study.run import Result
-
+Record = dict[str, object]  # of an arm, flat
 CURVE = 100  # losses kept of each curve, at most
-COLUMNS = (
-    *("arm", "accuracy", "low", "high", "difference", "difference_low", "difference_high"),
-    *("learning_rate", "parameters", "multiply_adds", "pictures_seen", "cpu_seconds"),
-)
 
 
-def write(result: Result, folder: Path) -> list[Path]:
-    from vitkit.explain.figures.style import save, styled
-
-    folder.mkdir(parents=True, exist_ok=True)
-    name = result.study.name
-    texts = {"json": json.dumps(as_json(result), indent=1, ensure_ascii=False) + "\n"}
-    texts |= {"csv": as_csv(result), "md": as_markdown(result)}
-    for ending, text in texts.items():
-        with replacing(folder / f"{name}.{ending}") as file:
-            file.write(text.encode())
-    with styled():
-        save(result.study.draw(result.table), folder / name, result.finding.headline, alternative(result))
-    return [folder / f"{name}.{ending}" for ending in (*texts, "png", "svg")]
+def write(result: Result, folder: Path) -> None:
+    with adding_to_folder(folder) as new, styled():
+        stem = new / result.study.name
+        write_text(stem.with_suffix(".json"), json.dumps(as_json(result), indent=1, ensure_ascii=False) + "\n")
+        write_text(stem.with_suffix(".csv"), as_csv(result))
+        write_text(stem.with_suffix(".md"), as_markdown(result))
+        save(result.study.draw(result.table), stem, result.finding.headline, alternative(result))
 
 
 def alternative(result: Result) -> str:
     """The figure in words, for those who cannot see it."""
-    means = ", ".join(f"{row.name} {percent(row.mean.mean)}" for row in result.table.rows)
+    means = ", ".join(f"{row.name} {row.mean.mean:.1%}" for row in result.table.rows)
     return f"{result.study.question} Test accuracy: {means}."
 
 
-def _gap(result: Result, row: Row) -> Interval | None:
-    reference = result.study.reference
-    return result.table.gap(row.name, reference) if reference and row.name != reference else None
-
-
-def records(result: Result) -> list[dict[str, Any]]:
-    """One flat record per arm."""
-    found = []
+def records(result: Result) -> list[Record]:
+    """One per arm; None where a number is not known."""
+    rows, reference = [], result.study.reference
     for row in result.table.rows:
-        gap = _gap(result, row)
-        values = (
-            *(row.name, row.mean.mean, row.mean.low, row.mean.high),
-            *((gap.mean, gap.low, gap.high) if gap else (None, None, None)),
-            *(row.lr, row.params, row.macs, row.pictures, round(row.seconds, 2)),
-        )
-        known = [None if isinstance(v, float) and v != v else v for v in values]
-        found.append(dict(zip(COLUMNS, known, strict=True)))
-    return found
+        mean, gap = row.mean, Interval(math.nan, math.nan, math.nan, 0)
+        if reference and row.name != reference:
+            gap = result.table.gap(row.name, reference)
+        record: Record = {"arm": row.name, "accuracy": mean.mean, "low": mean.low, "high": mean.high}
+        record |= {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high}
+        record |= {"learning_rate": row.lr, "parameters": row.params, "multiply_adds": row.macs}
+        record |= {"pictures_seen": row.images, "cpu_seconds": round(row.seconds, 2)}
+        rows.append({key: None if value != value else value for key, value in record.items()})
+    return rows
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def as_json(result: Result) -> Record:
     study, table = result.study, result.table
     arms = []
     for record, row in zip(records(result), table.rows, strict=True):
-        arm = {**record, "accuracy_by_seed": list(row.accuracy), "rate_at_edge": row.at_edge, "about": row.about}
+        arm = {**record, "accuracy_by_seed": list(row.accuracy), "rate_at_edge": row.at_edge, "about": row.tags}
         if row.extra:
             arm["measured_by_seed"] = list(row.extra)
         if study.curves:
-            arm["loss_by_seed"] = [_thinned(losses) for losses in row.losses]
+            thinned = (losses[:: -(-len(losses) // CURVE) or 1] for losses in row.losses)
+            arm["loss_by_seed"] = [[float(f"{x:.9g}") for x in losses] for losses in thinned]
         arms.append(arm)
-    return {
-        "study": study.name,
-        "question": study.question,
-        "claim": study.claim,
-        "held_equal": study.fair,
-        "compared_with": study.reference,
-        "finding": list(result.finding.sentences),
-        **result.about,
-        "arms": arms,
-    }
-
-
-def _thinned(losses: tuple[float, ...]) -> list[float]:
-    step = -(-len(losses) // CURVE)
-    return [float(f"{x:.9g}") for x in losses[:: max(1, step)]]
+    words = {"study": study.name, "question": study.question, "claim": study.claim, "held_equal": study.fair}
+    words |= {"compared_with": study.reference}
+    return {**words, "finding": list(result.finding.sentences), **asdict(result.context), "arms": arms}
 
 
 def as_csv(result: Result) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    text, rows = io.StringIO(), records(result)
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records(result))
+    writer.writerows(rows)
     return text.getvalue()
 
 
 def as_markdown(result: Result) -> str:
-    study, about = result.study, result.about
+    study, context = result.study, result.context
+    data = context.data
     lines = [f"# {study.name}: {study.question}", "", *result.finding.sentences, ""]
-    lines += [f"![{alternative(result)}]({study.name}.png)", ""]
-    lines += table_lines(result.table, study.reference)
-    edge = [row.name for row in result.table.rows if row.at_edge]
+    lines += [f"![{alternative(result)}]({study.name}.png)", "", *table_lines(result.table, study.reference)]
     lines += ["", f"The claim: {study.claim}. Held equal: {study.fair}."]
-    if edge:
-        lines += ["", f"The best learning rate was the smallest or the largest tried (*) for: {', '.join(edge)}."]
-    data = about["data"]
-    lines += [
-        "",
-        f"Data: {data['name']}, {data['train']:,} training, {data['val']:,} validation and {data['test']:,} test "
-        f"pictures of {data['side']} pixels. Each training: {about['steps']} steps of {about['batch']} pictures, "
-        f"{about['seeds']} seeds; learning rates chosen on the validation pictures in trainings of a third of the "
-        "length.",
-        "",
-        f"Made with `{about['command']}` on {about['machine']}: {about['training_seconds'] / 60:.1f} minutes of "
-        "processor time.",
-        "",
-    ]
+    if edge := ", ".join(row.name for row in result.table.rows if row.at_edge):
+        lines += ["", f"The best learning rate was the smallest or the largest tried (*) for: {edge}."]
+    counts = f"{data['train']:,} training, {data['val']:,} validation and {data['test']:,} test images"
+    trained = f"{context.steps} steps of {context.batch} images, {context.seeds} seeds; learning rates chosen on the "
+    trained += "validation images in trainings of a third of the length."
+    took = f"{context.training_seconds / 60:.1f} minutes of processor time."
+    lines += ["", f"Data: {data['name']}, {counts} of {data['side']} pixels. Each training: {trained}"]
+    lines += ["", f"Made with `{context.command}` on {context.machine}: {took}", ""]
     return "\n".join(lines)
 
 
 def table_lines(table: Table, reference: str) -> list[str]:
-    against = f" minus {reference}" if reference else ""
-    head = ["arm", "test accuracy", *([f"difference{against}"] if reference else [])]
+    head = ["arm", "test accuracy", *([f"difference minus {reference}"] if reference else [])]
     head += ["learning rate", "parameters", "M multiply-adds"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in table.rows:
@@ -137,6 +103,6 @@ def table_lines(table: Table, reference: str) -> list[str]:
     return lines
 
 
-def _with_interval(found: Interval, sign: bool = False) -> str:
-    mean = f"{100 * found.mean:+.2f}" if sign else f"{100 * found.mean:.2f}%"
-    return f"{mean} ± {100 * found.half:.2f}" if found.known else mean
+def _with_interval(value: Interval, sign: bool = False) -> str:
+    mean = f"{100 * value.mean:+.2f}" if sign else f"{100 * value.mean:.2f}%"
+    return f"{mean} ± {100 * value.half:.2f}" if value.known else mean

@@ -1,5 +1,5 @@
 """A model over HTTP, and a page where you see what it sees.
 
-The event loop only reads and writes; pictures are decoded by a few threads (`pictures`), and each model has
+The event loop only reads and writes; images are decoded by a few threads (`service`), and each model has
 a thread of its own (`worker`) that computes whatever has arrived as one batch.
 """

@@ -1,143 +1,180 @@
-"""The addresses: each reads its fields, asks the service and returns bytes that were made elsewhere."""
+"""The addresses as a table: a new one is one function and one row of ROUTES. The service does the work."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import generate_latest
+from pydantic import BaseModel
 
 from vitkit.errors import did_you_mean
-from vitkit.web import describing as says
-from vitkit.web.explaining import Format, Method, Question
-from vitkit.web.problems import Problem
+from vitkit.web import answers as doc
+from vitkit.web.explaining import Question
 from vitkit.web.service import Service
 
-PATCH = r"^(output|all|\d{1,4},\d{1,4})$"
+V1 = "/api/v1/"  # every address below it also answers under /api/
 
 
 def service_of(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+    return request.app.state.service
+
+
+def fields_of(request: Request) -> dict[str, str]:
+    """The fields that an address takes, with their descriptions."""
+    fields = get_flat_params(request.scope["route"].dependant)
+    return {field.alias: field.field_info.description or "" for field in fields}
 
 
 async def known_fields_only(request: Request) -> None:
     """A misspelt field is an error, not a silent default. (Not `async`, it would be run in a thread.)"""
-    if not request.scope["query_string"]:
-        return
-    known = {p.alias for p in request.scope["route"].dependant.query_params}
-    for name in request.query_params:
-        if name not in known:
-            told = f"there is no field {name[:60]!r}.{did_you_mean(name, known)} Known: {', '.join(sorted(known))}"
-            raise Problem(422, "bad_field", told)
+    known = fields_of(request)
+    if wrong := [name for name in request.query_params if name not in known]:
+        hint = f"{did_you_mean(wrong[0], known)} Known: {', '.join(sorted(known))}"
+        raise doc.Problem(422, "bad_field", f"there is no field {wrong[0][:60]!r}.{hint}")
 
 
-Served = Annotated[str | None, Query(description="Which model, by name; the first when left out.", max_length=200)]
-Prepared = Annotated[bool, Query(description="The picture is already what the model sees: do not resize or cut it.")]
-api = APIRouter(dependencies=[Depends(known_fields_only)])
-health = APIRouter(dependencies=[Depends(known_fields_only)])
+ModelName = Annotated[str | None, Query(description="Which model, by name; the first when left out.", max_length=200)]
+Prepared = Annotated[bool, Query(description="The image is already what the model sees: do not resize or cut it.")]
 
 
-@api.post(
-    "/predict",
-    summary="The likeliest classes of one or more pictures",
-    response_model=says.PredictAnswer,
-    responses=says.ASKING,
-    openapi_extra=says.picture_body(several=True),
-)
 async def predict(
     request: Request,
-    model: Served = None,
+    model: ModelName = None,
     top: Annotated[int, Query(ge=1, le=100_000, description="How many classes.")] = 5,
-    picture: Annotated[bool, Query(description="Also return each picture as the model sees it.")] = False,
+    image: Annotated[bool, Query(description="Also return each image as the model sees it.")] = False,
+    picture: Annotated[bool, Query(description="The same, by its older name.", deprecated=True)] = False,
     prepared: Prepared = False,
 ) -> Response:
-    body = await service_of(request).predict(request, model, top, picture, prepared)
+    service = service_of(request)
+    body = await service.predict(request, service.model(model), top, image or picture, prepared)
     return Response(body, media_type="application/json")
 
 
-@api.post(
-    "/explain",
-    summary="Where a model looks, and what speaks for a class",
-    response_model=says.ExplainAnswer,
-    responses={**says.ASKING, 200: {"content": says.ANY_BODY}},
-    openapi_extra=says.picture_body(several=False),
-)
 async def explain(
-    request: Request,
-    method: Annotated[Method, Query(description="What to compute.")] = "attention",
-    layer: Annotated[str, Query(pattern=r"^(all|-?\d{1,4})$", description="From 0; -1 is the last; or 'all'.")] = "-1",
-    head: Annotated[str, Query(pattern=r"^(mean|all|\d{1,4})$", description="From 0; 'mean' or 'all'.")] = "mean",
-    query: Annotated[str, Query(pattern=PATCH, description="'output', a patch as ROW,COLUMN, or 'all'.")] = "output",
-    classes: Annotated[
-        list[str] | None,
-        Query(
-            alias="class",
-            max_length=16,
-            description="Names, or numbers (#3 is always a number); default: the likeliest.",
-        ),
-    ] = None,
-    format: Annotated[Format, Query(description="json, npy (float32) or png (the map over the picture).")] = "json",
-    strength: Annotated[float, Query(ge=0, le=1, description="Of the colours in a PNG.")] = 0.7,
-    model: Served = None,
-    prepared: Prepared = False,
+    request: Request, question: Annotated[Question, Depends()], model: ModelName = None, prepared: Prepared = False
 ) -> Response:
-    question = Question(method, layer, head, query, tuple(classes or ()), format, strength)
-    body, kind = await service_of(request).explain(request, model, question, prepared)
+    service = service_of(request)
+    body, kind = await service.explain(request, service.model(model), question, prepared)
     return Response(body, media_type=kind)
 
 
-@api.get("/model", summary="What is served here", response_model=says.ModelAnswer, responses=says.READING)
-async def about(request: Request, model: Served = None) -> Response:
+async def about(request: Request, model: ModelName = None) -> Response:
     service = service_of(request)
-    told = await service.in_thread(service.model(model).describe, [served.name for served in service.models])
-    limits = {key: getattr(service.settings, key) for key in ("max_bytes", "max_pixels", "max_pictures")}
-    return JSONResponse({**told, "limits": limits})
+    answer = await service.in_thread(service.model(model).describe)
+    limits = {key: getattr(service.settings, key) for key in doc.LIMITS}
+    return JSONResponse({**answer, "models": [served.name for served in service.models], "limits": limits})
 
 
-async def _part(request: Request, model: str | None, part: str) -> Response:
-    """A part of the model, made once, in a thread."""
+def part(name: str) -> Callable[..., Awaitable[Response]]:
+    """A route that answers with one part of the model, made once, in a thread."""
+
+    async def answer(request: Request, model: ModelName = None) -> Response:
+        service = service_of(request)
+        text = await service.in_thread(lambda: json.dumps(getattr(service.model(model), name), ensure_ascii=False))
+        return Response(text, media_type="application/json")
+
+    answer.__name__ = name
+    return answer
+
+
+async def healthz() -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def readyz(request: Request) -> Response:
     service = service_of(request)
-    served = service.model(model)
-
-    def make() -> bytes:
-        return json.dumps(getattr(served, part), ensure_ascii=False).encode()
-
-    return Response(await service.in_thread(make), media_type="application/json")
+    if service.draining or not all(worker.thread.is_alive() for worker in service.workers):
+        why = "shutting down" if service.draining else "a worker has stopped; start the server again"
+        raise doc.Problem(503, "not_ready", why)
+    return JSONResponse({"status": "ready"})
 
 
-@api.get("/model/filters", summary="Principal components of the patch embedding", responses=says.READING)
-async def filters(request: Request, model: Served = None) -> Response:
-    return await _part(request, model, "filters")
-
-
-@api.get("/model/positions", summary="Similarity of positions", responses=says.problems(400, 401, 404, 422))
-async def positions(request: Request, model: Served = None) -> Response:
-    return await _part(request, model, "positions")
-
-
-@api.get("/model/layers", summary="Layer table: shapes, parameters, multiply-adds", responses=says.READING)
-async def layers(request: Request, model: Served = None) -> Response:
-    return await _part(request, model, "summary")
-
-
-@health.get("/healthz", summary="The process lives", response_model=says.Health, responses=says.problems(400, 422))
-async def healthz() -> Any:
-    return {"status": "ok"}
-
-
-@health.get(
-    "/readyz", summary="Work may be sent here", response_model=says.Health, responses=says.problems(400, 422, 503)
-)
-async def readyz(request: Request) -> Any:
-    if (why := service_of(request).not_ready()) is not None:
-        raise Problem(503, "not_ready", why, retry_after=1)
-    return {"status": "ready"}
-
-
-@health.get(
-    "/metrics", summary="For Prometheus", response_class=PlainTextResponse, responses=says.problems(400, 401, 422)
-)
 async def metrics(request: Request) -> Response:
-    return Response(service_of(request).metrics.text(), media_type="text/plain; version=0.0.4")
+    return Response(generate_latest(service_of(request).metrics.registry), media_type="text/plain; version=0.0.4")
+
+
+class Route(NamedTuple):
+    """One address. What OpenAPI says of its fields stands in the handler's signature; its name is the operation's."""
+
+    method: str
+    path: str
+    handler: Callable[..., Awaitable[Response]]
+    summary: str
+    others: doc.Responses = doc.problems(400, 422)  # what else it answers, by status
+    answer: type[BaseModel] | None = None
+    body: dict[str, object] | None = None  # of the request
+    response: type[Response] = JSONResponse
+
+
+READING = doc.problems(400, 401, 422)
+ASKING = doc.problems(400, 401, 403, 408, 413, 415, 422, 500, 503, 504)
+ONE, SEVERAL = doc.image_body("One image"), doc.image_body("One or more images")
+CLASSES, WHY = "The likeliest classes of one or more images", "Where a model looks, and what speaks for a class"
+ROUTES = [
+    Route("POST", f"{V1}predict", predict, CLASSES, ASKING, doc.PredictAnswer, SEVERAL),
+    Route("POST", f"{V1}explain", explain, WHY, ASKING | doc.ANY_BODY, doc.ExplainAnswer, ONE),
+    Route("GET", f"{V1}model", about, "What is served here", READING, doc.ModelAnswer),
+    Route("GET", f"{V1}model/filters", part("filters"), "Principal components of the patch embedding", READING),
+    Route("GET", f"{V1}model/positions", part("positions"), "Similarity of positions", READING | doc.problems(404)),
+    Route("GET", f"{V1}model/layers", part("layers"), "Layer table: shapes, parameters, multiply-adds", READING),
+    Route("GET", "/healthz", healthz, "The process lives", answer=doc.Health),
+    Route("GET", "/readyz", readyz, "Work may be sent here", doc.problems(400, 422, 503), doc.Health),
+    Route("GET", "/metrics", metrics, "For Prometheus", READING, response=PlainTextResponse),
+]
+
+
+def short(path: str) -> str:
+    return path.replace(V1, "/api/", 1)
+
+
+def add_routes(app: FastAPI) -> None:
+    for route in ROUTES:
+        for path in dict.fromkeys((route.path, short(route.path))):
+            app.add_api_route(
+                path,
+                route.handler,
+                methods=[route.method],
+                summary=route.summary,
+                response_model=route.answer,
+                responses=route.others,
+                response_class=route.response,
+                openapi_extra=route.body,
+                tags=["api" if route.path.startswith(V1) else "health"],
+                include_in_schema=path == route.path,
+                dependencies=[Depends(known_fields_only)],
+            )
+    for path in ("/", "/static/{name}"):
+        app.add_api_route(path, asset, include_in_schema=False)
+
+
+def counted_path(path: str) -> str:
+    """The path by which requests are counted: a label of metrics is never what a client sends."""
+    if path in ("/", "/openapi.json") or short(path) in {short(route.path) for route in ROUTES}:
+        return short(path)
+    return "/static" if path.removeprefix("/static/") in ASSETS else "other"
+
+
+# --- the page ------------------------------------------------------------------------------------------
+
+KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}  # mimetypes asks the machine, and varies
+KINDS |= {"json": "application/json", "svg": "image/svg+xml", "webp": "image/webp"}
+STATIC = [file for file in (files("vitkit.web") / "static").iterdir() if file.name.rpartition(".")[2] in KINDS]
+ASSETS = {file.name: file.read_bytes() for file in STATIC}  # a client's path is only ever looked up here
+
+
+async def asset(request: Request) -> Response:
+    name = request.path_params.get("name", "index.html")
+    if name not in ASSETS:
+        raise HTTPException(404)
+    tag = f'"{hashlib.sha256(ASSETS[name]).hexdigest()[:16]}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(ASSETS[name], media_type=KINDS[name.rpartition(".")[2]], headers=headers)

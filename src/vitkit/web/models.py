@@ -7,144 +7,120 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.checkpoints.load import load
 from vitkit.data.preprocess import normalise
-from vitkit.errors import ConfigError
-from vitkit.explain.filters import as_tiles, patch_filters
-from vitkit.explain.positions import position_offsets, position_similarity
-from vitkit.model.build import Model
-from vitkit.model.summary import summarize
+from vitkit.errors import ConfigError, InputError
+from vitkit.explanation.inside import as_vit
+from vitkit.explanation.weights import as_tiles, patch_filters, position_offsets, position_similarity, score_biases
+from vitkit.model.base import VisionModel, find_class
+from vitkit.model.config import ViTConfig
+from vitkit.model.summary import Summary, summarize
 from vitkit.model.vit import ViT
-from vitkit.runtime import Runtime, open_runtime
-from vitkit.web.problems import Problem
+from vitkit.prediction.opened import load_for
+from vitkit.runtime import open_runtime
+from vitkit.runtime.base import Runtime
+from vitkit.tasks import Task, task_of
+from vitkit.web.answers import Problem
+from vitkit.web.settings import ServeSettings
+
+Part = dict[str, object]  # of a model, as JSON
 
 
 @dataclass(frozen=True, eq=False)
 class Served:
     name: str  # what clients call it
-    model: Model
+    model: VisionModel
     runtime: Runtime
     notes: tuple[str, ...]  # what a user should know, such as that the weights are fresh
 
-    @property
-    def config(self) -> Any:
-        return self.model.config
+    @cached_property
+    def task(self) -> Task:
+        return task_of(self.model)
 
     @cached_property
-    def classes(self) -> list[str]:
-        names = getattr(self.model, "class_names", None) or range(self.config.classes)
-        return [str(name) for name in names]
+    def names(self) -> list[str]:
+        """Of the outputs: classes, labels or values; their numbers where nobody named them."""
+        return list(self.task.names)
 
-    def class_of(self, word: str) -> int:
-        """A class by its name or number. Names win, as in a set whose classes are called 3, 5 and 8; #3 is a number."""
-        if word in self.classes:
-            return self.classes.index(word)
-        number = word.removeprefix("#")
-        if number.isascii() and number.isdecimal() and len(number) < 9 and int(number) < len(self.classes):
-            return int(number)
-        raise Problem(422, "no_class", f"class={word[:60]!r} does not exist; GET /api/model lists the classes")
+    def find_output(self, word: str) -> int:
+        try:
+            return find_class(word, self.names, len(self.names))
+        except InputError:
+            message = f"class={word[:60]!r} does not exist; GET /api/model lists the {self.model.outputs.kind}"
+            raise Problem(422, "no_class", message) from None
 
-    def normalised(self, pictures: Sequence[Tensor]) -> Tensor:
-        device = next(self.model.parameters()).device
-        return normalise(torch.stack(list(pictures)).to(device), self.config.preprocessing)
+    def logits(self, images: Sequence[Tensor]) -> Sequence[Tensor]:
+        """uint8 images -> one row of outputs for each, by the runtime, on the device that it takes its input on."""
+        inputs = torch.stack(list(images)).to(self.runtime.device)
+        return self.runtime.run(normalise(inputs, self.model.config.preprocessing)).unbind()
 
-    def probabilities(self, pictures: Sequence[Tensor]) -> np.ndarray:
-        """uint8 pictures -> one row of probabilities for each."""
-        logits = self.runtime.run(self.normalised(pictures))
-        return logits.float().softmax(dim=-1).cpu().numpy()
-
-    def describe(self, models: Sequence[str]) -> dict[str, Any]:
-        config, counted = self.config, self.summary
-        about: dict[str, Any] = {"name": self.name, "models": list(models), "notes": list(self.notes)}
-        about |= {"runtime": self.runtime.name, "classes": self.classes, "channels": config.channels}
-        about |= {"image_size": list(config.preprocessing.size), "params": counted["params"]}
-        about |= {"gmacs": counted["gmacs"], "explainable": isinstance(self.model, ViT)}
-        if isinstance(self.model, ViT):
-            about |= {key: getattr(config, key) for key in ("width", "depth", "heads", "pooling", "positions")}
-            about |= {"patch_size": list(config.patch_size), "grid": list(config.grid)}
-        return about
+    def describe(self) -> Part:
+        config, outputs = self.model.config, self.model.outputs
+        answer: Part = {"name": self.name, "notes": list(self.notes), "runtime": self.runtime.name}
+        answer |= {"classes": [] if outputs.kind == "values" else self.names}
+        answer |= {"outputs": {"kind": outputs.kind, "names": self.names}, "channels": config.channels}
+        answer |= {"image_size": list(config.preprocessing.size), "params": self.layers["params"]}
+        answer |= {"gmacs": self.layers["gmacs"], "explainable": isinstance(config, ViTConfig)}
+        if isinstance(config, ViTConfig):
+            shown = ("width", "depth", "heads", "pooling", "patch_size", "grid")
+            answer |= {name: getattr(config, name) for name in shown} | {"positions": config.position_words}
+        return answer
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
-        return summarize(self.config, self.name)
+    def layers(self) -> Summary:
+        return summarize(self.model.config, self.name)
 
     @cached_property
-    def filters(self) -> dict[str, Any]:
+    def filters(self) -> Part:
         """Tiles of 0..255 and the share of the variance that each explains."""
-        found = patch_filters(self.vit)
-        tiles = (as_tiles(found) * 255).round().astype(int)
-        return {
-            "shape": list(tiles.shape),
-            "tiles": tiles.tolist(),
-            "explained": [round(float(share), 5) for share in found.explained],
-            "of_pixels": found.of_pixels,
-        }
+        filters = patch_filters(self.vit)
+        tiles = (as_tiles(filters) * 255).round().astype(int)
+        shares = [round(float(share), 5) for share in filters.explained]
+        about = {"explained": shares, "of_pixels": filters.of_pixels}
+        return {"shape": list(tiles.shape), "tiles": tiles.tolist(), **about}
 
     @cached_property
-    def positions(self) -> dict[str, Any]:
+    def positions(self) -> Part:
         """Cosine similarity by pairs of positions, or the bias by offset where there are no vectors."""
-        kind = self.vit.config.positions
+        kind = self.vit.config.position_words
         if kind == "none":
             raise Problem(404, "no_positions", "the model has no positions (positions='none')")
-        relative = kind == "relative"
-        values = position_offsets(self.vit) if relative else position_similarity(self.vit)
-        axes = (
-            ["layer", "head", "row_offset", "column_offset"] if relative else ["row", "column", "to_row", "to_column"]
-        )
-        told = "offsets" if relative else "similarity"
-        return {"kind": kind, "shows": told, "axes": axes, "values": np.round(values, 4).tolist()}
+        if score_biases(self.vit):
+            values, shows = position_offsets(self.vit), "offsets"
+            axes = ["layer", "head", "row_offset", "column_offset"]
+        else:
+            values, shows = position_similarity(self.vit), "similarity"
+            axes = ["row", "column", "to_row", "to_column"]
+        return {"kind": kind, "shows": shows, "axes": axes, "values": np.round(values, 4).tolist()}
 
     @cached_property
     def vit(self) -> ViT:
         """For looking inside: a twin with the same weights, so that nothing it does meets a prediction on its way."""
-        if isinstance(self.model, ViT):
-            return copy.deepcopy(self.model, {id(t): t for t in (*self.model.parameters(), *self.model.buffers())})
-        kind = type(self.model).__name__
-        raise Problem(422, "no_attention", f"{self.name} is a {kind}: it has no attention to look at, only predictions")
+        try:
+            model = as_vit(self.model)
+        except InputError:
+            message = f"{self.name} is a {type(self.model).__name__}: it has no attention to look at, only predictions"
+            raise Problem(422, "no_attention", message) from None
+        return copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
 
 
-def load_served(sources: Sequence[str], runtime: str) -> list[Served]:
+def load_served(sources: Sequence[str], settings: ServeSettings) -> list[Served]:
     """Load every model that was named, and run each once: what cannot work fails here."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    found: list[Served] = []
+    models: list[Served] = []
     for source in sources:
-        model = load(source).to(device)
+        model = load_for(source, settings.runtime, settings.device, settings.model)
         if model.config.channels not in (1, 3):
-            raise ConfigError(
-                f"{source} wants {model.config.channels} channels, and pictures have 1 or 3; ask it from Python instead"
-            )
-        notes = tuple(getattr(model, "load_report", ()))
-        if "fresh weights" in notes:
-            notes = ("a name of the zoo: its weights are fresh and not trained",)
-        served = Served(
-            _name(source, [s.name for s in found]), model, open_runtime(model, runtime, source=source), notes
-        )
-        served.probabilities([torch.zeros(model.config.channels, *model.config.preprocessing.size, dtype=torch.uint8)])
-        found.append(served)
-    return found
-
-
-def _name(source: str, taken: Sequence[str]) -> str:
-    """runs/demo -> demo, weights/best.safetensors -> best, vit-b/16 -> vit-b/16; the second of a name gets a number."""
-    path = Path(source)
-    name = source
-    if path.exists():
-        name = path.resolve().name if path.is_dir() else path.stem
-    number, wanted = 2, name
-    while name in taken:
-        name, number = f"{wanted} ({number})", number + 1
-    return name
-
-
-def find_model(models: Sequence[Served], name: str | None) -> Served:
-    for served in models:
-        if name is None or served.name == name:
-            return served
-    known = ", ".join(served.name for served in models)
-    raise Problem(422, "no_model", f"model={str(name)[:60]!r} is not served here; there is {known}")
+            wanted = f"{model.config.channels} channels"
+            raise ConfigError(f"{source} wants {wanted}, and images have 1 or 3; ask it from Python instead")
+        notes = model.load_report if model.pretrained else ("a name of the zoo: its weights are fresh and not trained",)
+        path = Path(source)  # runs/demo -> demo, weights/best.safetensors -> best, vit-b/16 -> vit-b/16
+        name = source if not path.exists() else path.resolve().name if path.is_dir() else path.stem
+        name += " (2)" * any(served.name == name for served in models)
+        served = Served(name, model, open_runtime(model, settings.runtime, source=source), notes)
+        served.logits([torch.zeros(model.config.channels, *model.config.preprocessing.size, dtype=torch.uint8)])
+        models.append(served)
+    return models

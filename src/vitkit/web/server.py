@@ -1,42 +1,66 @@
-"""The process: load, bind, say where, serve; and on SIGTERM answer what was accepted before ending."""
+"""The process: bind, load, serve; and on SIGTERM answer what was accepted before ending."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import select
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
 import uvicorn
 
 from vitkit.errors import ConfigError
+from vitkit.progress import SILENT, Progress
 from vitkit.web.app import create_app
+from vitkit.web.connections import ACCEPTED_AT_ONCE, Connections, QuietLog, protocol_for
 from vitkit.web.models import load_served
-from vitkit.web.service import Service
 from vitkit.web.settings import ServeSettings
 
-Say = Callable[[str], None]
-BACKLOG = 512  # connections that may wait to be accepted
-LAST_WORDS = 1.0  # seconds that a connection may still be silent after that
-LAME_DUCK = 0.5  # seconds between the signal and closing the door: whoever is on the way is still let in
+BACKLOG = 4096  # connections that may wait to be accepted, if the kernel allows so many
+SILENCE = 1.0  # seconds that a connection may still be silent after that
+LAME_DUCK = 0.5  # seconds between the signal and closing the listener: whoever is on the way is still let in
 
 
 class Server(uvicorn.Server):
-    """Uvicorn with a drain: after the signal every answer says `Connection: close`, then nobody new is let in."""
+    """Uvicorn that knows who is connected, with a drain: after the signal every answer says `Connection: close`, then
+    nobody new is let in."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        settings: ServeSettings = config.app.state.service.settings  # type: ignore[union-attr]
+        self.connections = Connections(settings)
+        config.http = protocol_for(self.connections)
+        config.timeout_keep_alive = math.ceil(settings.idle)
+        config.backlog = ACCEPTED_AT_ONCE  # asyncio's word for it
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(BACKLOG)  # asyncio asked for as few as it accepts at once
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # once a second
+            self.connections.close_idle()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:  # the second signal means now
-            self.force_exit = True
+        self.force_exit = self.should_exit  # the second signal means now
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.config.app.state.service.draining = True  # type: ignore[union-attr]
         await self._while_connected(LAME_DUCK)
-        await self._close_door(sockets or [])
-        await self._while_connected(LAST_WORDS)  # whoever was let in last may not have spoken yet
+        for _ in range(1000):  # until nobody waits in the kernel's queue: they would be turned away unheard
+            if self.force_exit or not select.select(sockets or [], [], [], 0)[0]:
+                break
+            await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
+        await self._while_connected(SILENCE)  # whoever was let in last may not have spoken yet
         await super().shutdown(sockets)
 
     async def _while_connected(self, seconds: float) -> None:
@@ -44,56 +68,35 @@ class Server(uvicorn.Server):
             if not self.force_exit and self.server_state.connections:
                 await asyncio.sleep(0.05)
 
-    async def _close_door(self, sockets: list[socket.socket]) -> None:
-        """At a moment when nobody stands before it: those in the kernel's queue would be turned away unheard."""
-        for _ in range(1000):
-            if self.force_exit or not select.select(sockets, [], [], 0)[0]:
-                break
-            await asyncio.sleep(0)
-        for server in self.servers:
-            server.close()
 
-
-def serve(sources: Sequence[str], settings: ServeSettings, open_page: bool, say: Say) -> None:
+def serve(sources: Sequence[str], settings: ServeSettings, open_page: bool, progress: Progress = SILENT) -> None:
     """Until a signal comes. What cannot work is an error before anything is served."""
     if not 1 <= len(sources) <= 2:
         raise ConfigError(f"serve takes one model, or two to compare, not {len(sources)}")
-    listener = _bind(settings)
-    with listener:
+    with _bind(settings) as listener:
         for source in sources:
-            say(f"loading {source}")
-        models = load_served(sources, settings.runtime)
+            progress.note(f"loading {source}")
+        models = load_served(sources, settings)
         for served in models:
             for note in served.notes:
-                say(f"note: {served.name}: {note}")
+                progress.note(f"note: {served.name}: {note}")
         app = create_app(models, settings)
-        listener.listen(BACKLOG)  # from the moment that it is said, everyone can come
-        _say_where(settings, listener, open_page, say)
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="on",
-            ws="none",
-            timeout_keep_alive=15,
-            timeout_graceful_shutdown=round(2 * settings.timeout),
-            backlog=BACKLOG,
-        )
+        app.state.service.decoders.quick.start()
+        listener.listen(BACKLOG)  # from the moment that the address is shown, everyone can connect
+        _announce(settings, listener.getsockname()[1], open_page, progress)
+        config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, lifespan="on", ws="none")
+        config.timeout_graceful_shutdown = round(2 * settings.timeout)
+        QuietLog.install()
         Server(config).run([listener])
-        say(_last_words(app.state.service))
-
-
-def _last_words(service: Service) -> str:
-    lost = service.begun - service.answered - service.gone
-    done = "every accepted request was answered" if not lost else f"{lost:,} accepted requests were not answered"
-    return f"stopped after {service.answered:,} answers; {done}"
+        service = app.state.service
+        lost = service.begun - service.answered - service.gone
+        done = f"{lost:,} accepted requests were not answered" if lost else "every accepted request was answered"
+        progress.note(f"stopped after {service.answered:,} answers; {done}")
 
 
 def _bind(settings: ServeSettings) -> socket.socket:
     """The socket first: a taken port is known before a large model is loaded."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
@@ -104,13 +107,12 @@ def _bind(settings: ServeSettings) -> socket.socket:
     return listener
 
 
-def _say_where(settings: ServeSettings, listener: socket.socket, open_page: bool, say: Say) -> None:
-    port = listener.getsockname()[1]
-    host = "127.0.0.1" if settings.host == "0.0.0.0" else "[::1]" if settings.host == "::" else settings.host
-    address = f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{port}/"
+def _announce(settings: ServeSettings, port: int, open_page: bool, progress: Progress) -> None:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
     if not settings.loopback and settings.token is None:
-        say("warning: everyone who can reach this machine can use this server; give --token to ask for one")
-    say(f"serving on {address} (stop with Ctrl+C); API: {address}openapi.json")
+        progress.note("warning: everyone who can reach this machine can use this server; give --token to ask for one")
+    progress.note(f"serving on {address} (stop with Ctrl+C); API: {address}openapi.json")
     if open_page:
-        link = f"{address}?token={settings.token}" if settings.token else address
-        threading.Timer(0.5, webbrowser.open, [link]).start()
+        query = f"?token={settings.token}" if settings.token else ""
+        threading.Timer(0.5, webbrowser.open, [address + query]).start()

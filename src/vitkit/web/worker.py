@@ -16,12 +16,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.process_collector import ProcessCollector
 
 from vitkit.errors import VitkitError
-from vitkit.web.metrics import WorkerMetrics
-from vitkit.web.problems import busy
+from vitkit.web.answers import Problem
 
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 J = TypeVar("J")  # what a job is
 R = TypeVar("R")  # what comes of it
 
@@ -31,13 +35,6 @@ class _Waiting(Generic[J, R]):
     job: J
     future: asyncio.Future[R]
     since: float
-
-
-class Places:
-    """Admission of one request: how many of its jobs have not been submitted yet."""
-
-    def __init__(self, count: int) -> None:
-        self.coming = count
 
 
 class Worker(Generic[J, R]):
@@ -57,20 +54,16 @@ class Worker(Generic[J, R]):
         self._queue: deque[_Waiting[J, R]] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
 
     # --- on the event loop -------------------------------------------------------------------------------
 
     @contextmanager
-    def places(self, count: int) -> Iterator[Places]:
-        """Room for `count` jobs until the end of the block, or `Problem` 503."""
+    def places(self, count: int) -> Iterator[list[asyncio.Future[R]]]:
+        """Room for `count` jobs until the end of the block, or `Problem` 503; the list is for `submit` to fill."""
         self.check_room(count)
-        places = Places(count)
+        places: list[asyncio.Future[R]] = []
         self.taken += count
         self.coming += count
         self.metrics.in_flight.inc(count)
@@ -78,31 +71,31 @@ class Worker(Generic[J, R]):
             yield places
         finally:
             self.taken -= count
-            self.coming -= places.coming
+            self.coming -= count - len(places)
             self.metrics.in_flight.dec(count)
 
     def check_room(self, count: int = 1) -> None:
         if self.taken + count > self.limit or self._closing:
             self.metrics.shed.inc(count)
-            raise busy()
+            raise Problem(503, "busy", "too many images are waiting; try again in a second")
 
-    def submit(self, jobs: Sequence[J], places: Places) -> list[asyncio.Future[R]]:
+    def submit(self, jobs: Sequence[J], places: list[asyncio.Future[R]]) -> list[asyncio.Future[R]]:
         """One future for each job. Cancel it, and the job is not computed."""
         loop, now = asyncio.get_running_loop(), time.monotonic()
         waiting = [_Waiting(job, loop.create_future(), now) for job in jobs]
         self.coming -= len(jobs)
-        places.coming -= len(jobs)
+        places += [w.future for w in waiting]
         with self._changed:
             self._queue.extend(waiting)
             self._changed.notify()
-        return [w.future for w in waiting]
+        return places
 
     def close(self) -> None:
         """Compute what is waiting, then end. Blocks until then."""
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._thread.join()
+        self.thread.join()
 
     # --- in the thread -----------------------------------------------------------------------------------
 
@@ -119,26 +112,22 @@ class Worker(Generic[J, R]):
 
     def _take(self) -> list[_Waiting[J, R]]:
         """The next batch; empty when there will be none."""
+        batch: list[_Waiting[J, R]] = []
         with self._changed:
-            while True:
+            while not batch:
                 self._changed.wait_for(lambda: self._queue or self._closing)
                 if not self._queue:
-                    return []
-                until = self._queue[0].since + self.max_wait
-                while len(self._queue) < self.max_batch and self.coming and not self._closing:
-                    if not self._changed.wait(max(0.0, until - time.monotonic())):
-                        break
-                if batch := self._pop():
-                    return batch
-
-    def _pop(self) -> list[_Waiting[J, R]]:
-        batch: list[_Waiting[J, R]] = []
-        while self._queue and len(batch) < self.max_batch:
-            waiting = self._queue.popleft()
-            if waiting.future.cancelled():
-                self.metrics.dropped.inc()
-            else:
-                batch.append(waiting)
+                    break
+                patience = self._queue[0].since + self.max_wait - time.monotonic()
+                self._changed.wait_for(
+                    lambda: len(self._queue) >= self.max_batch or not self.coming or self._closing, patience
+                )
+                while self._queue and len(batch) < self.max_batch:
+                    waiting = self._queue.popleft()
+                    if waiting.future.cancelled():
+                        self.metrics.dropped.inc()
+                    else:
+                        batch.append(waiting)
         return batch
 
     def _results(self, batch: list[_Waiting[J, R]]) -> Sequence[R | Exception]:
@@ -161,3 +150,38 @@ def _deliver(batch: list[_Waiting[J, R]], results: Sequence[R | Exception]) -> N
             waiting.future.set_exception(result)
         else:
             waiting.future.set_result(result)
+
+
+# --- what Prometheus reads at /metrics -------------------------------------------------------------------
+
+
+class WorkerMetrics(NamedTuple):
+    batch_size: Histogram
+    batch_seconds: Histogram
+    in_flight: Gauge
+    shed: Counter
+    dropped: Counter
+    failed: Counter
+
+    def of(self, model: str, worker: str) -> WorkerMetrics:
+        """The same for one worker of one model, with its labels filled in."""
+        return WorkerMetrics._make(metric.labels(model, worker) for metric in self)
+
+
+class Metrics:
+    """A registry of its own, so that several servers can live in one process. Labels never come from clients."""
+
+    def __init__(self) -> None:
+        own = self.registry = CollectorRegistry()
+        ProcessCollector(registry=own)
+        labels = ["model", "worker"]
+        self.requests = Counter("vitkit_requests", "Answers by route and status.", ["route", "status"], registry=own)
+        self.seconds = Histogram("vitkit_request_seconds", "Time to answer.", ["route"], buckets=SECONDS, registry=own)
+        self.workers = WorkerMetrics(
+            Histogram("vitkit_batch_size", "Jobs computed at once.", labels, buckets=SIZES, registry=own),
+            Histogram("vitkit_batch_seconds", "Time of a batch.", labels, buckets=SECONDS, registry=own),
+            Gauge("vitkit_in_flight", "Jobs between admission and answer.", labels, registry=own),
+            Counter("vitkit_shed", "Jobs refused because the queue was full.", labels, registry=own),
+            Counter("vitkit_dropped", "Jobs given up before they were computed.", labels, registry=own),
+            Counter("vitkit_failed", "Jobs whose computation failed.", labels, registry=own),
+        )

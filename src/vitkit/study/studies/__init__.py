@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from vitkit.study.studies.attention import HEADS
-from vitkit.study.studies.embedding import PATCH_EMBED
-from vitkit.study.studies.mistakes import ATTENTION_BUG, SCALE
-from vitkit.study.studies.parts import DEPTH_WIDTH, DROPOUT, PATCH_SIZE, POOLING, POSITIONS
-from vitkit.study.studies.priors import DATA_SIZE, SHIFT
-from vitkit.study.studies.transfer import RESOLUTION
+from vitkit.study.studies.attention import AttentionBug, Heads, Scale
+from vitkit.study.studies.parts import DepthWidth, Dropout, Pooling, Positions
+from vitkit.study.studies.patches import PatchEmbed, PatchSize, Resolution
+from vitkit.study.studies.priors import DataSize, Shift
 from vitkit.study.table import Study
 
-STUDIES: dict[str, Study] = {
-    study.name: study
-    for study in (
-        *(DATA_SIZE, SHIFT, POSITIONS, POOLING, PATCH_SIZE, PATCH_EMBED),
-        *(ATTENTION_BUG, SCALE, RESOLUTION, HEADS, DEPTH_WIDTH, DROPOUT),
-    )
-}
+_FIRST: list[type[Study]] = [DataSize, Shift, Positions, Pooling, PatchSize, PatchEmbed]
+_THEN: list[type[Study]] = [AttentionBug, Scale, Resolution, Heads, DepthWidth, Dropout]
+STUDIES: dict[str, Study] = {study.name: study() for study in (*_FIRST, *_THEN)}

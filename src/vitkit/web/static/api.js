@@ -18,8 +18,8 @@ async function answered(path, options = {}) {
       continue;
     }
     if (answer.status === 401) throw new Refused("The token is missing or has changed. Load the page again.");
-    const told = await answer.json().catch(() => null);
-    const words = told?.error?.message ?? `the server answered ${answer.status}`;
+    const body = await answer.json().catch(() => null);
+    const words = body?.error?.message ?? `the server answered ${answer.status}`;
     throw new Refused(`${words[0].toUpperCase()}${words.slice(1)}.`);
   }
 }

@@ -1,8 +1,8 @@
-// The page: which picture, what is shown of it, and the parts that show it.
+// The page: which image, what is shown of it, and the parts that show it.
 
 import { Refused, explain, file, fromDataUrl, get, post } from "./api.js";
 import { loadColours, paint } from "./colours.js";
-import { $, bar, el, movedBy, percent, short } from "./dom.js";
+import { $, bar, el, movedBy, number, percent, short } from "./dom.js";
 import { Look } from "./look.js";
 import * as panels from "./panels.js";
 import { Stage } from "./stage.js";
@@ -11,16 +11,22 @@ import { Strip } from "./strip.js";
 
 const EXAMPLES = { cat: "a cat", boat: "a sailing boat", flower: "a sunflower", three: "a handwritten three", eight: "a handwritten eight" };
 const WORDS = {
-  attention: "Where a layer's output looks. Point at a patch to see where that patch looks.",
+  attention: "What a layer's output attends to. Point at a patch to see what that patch attends to.",
   rollout: "Attention multiplied through the layers up to this one: how much of each patch has reached the output.",
-  relevance: "What speaks for a class: attention weighted by its gradient, through all layers.",
-  gradcam: "What speaks for a class: the last patch states weighted by their gradient.",
+  relevance: "attention weighted by its gradient, through all layers.",
+  gradcam: "the last patch states weighted by their gradient.",
+};
+// What the model's outputs are called, and what a map of one of them shows.
+const OUTPUTS = {
+  classes: { one: "class", many: "classes", speaks: "speaks for" },
+  labels: { one: "label", many: "labels", speaks: "speaks for" },
+  values: { one: "value", many: "values", speaks: "raises" },
 };
 const models = [];
 let looks = []; // one for each model
 let stages = [];
 let hovered = null; // { stage, patch } under the pointer
-let turn = 0; // counts pictures, so that a late answer of an earlier one is not shown
+let turn = 0; // counts images, so that a late answer of an earlier one is not shown
 let timer = null;
 
 // --- errors ------------------------------------------------------------------------------------------
@@ -36,20 +42,20 @@ function complain(error) {
 
 const quietly = (promise) => promise.catch(complain);
 
-// --- a picture comes in ------------------------------------------------------------------------------
+// --- an image comes in ------------------------------------------------------------------------------
 
 async function open(blob, example = "") {
   $("errors").replaceChildren();
   const limit = models[0].limits.max_bytes;
-  if (blob.size > limit) throw new Refused(`The picture has ${(blob.size / 2 ** 20).toFixed(1)} MB; this server takes up to ${(limit / 2 ** 20).toFixed(1)} MB.`);
+  if (blob.size > limit) throw new Refused(`The image has ${(blob.size / 2 ** 20).toFixed(1)} MB; this server takes up to ${(limit / 2 ** 20).toFixed(1)} MB.`);
   if (blob.size === 0) throw new Refused("The file is empty.");
   const mine = ++turn;
   document.querySelectorAll(".frame").forEach((frame) => frame.classList.add("waiting"));
   try {
-    const found = await Promise.all(models.map((model) => lookAt(model, blob)));
-    if (mine !== turn) return found.forEach((look) => look.close());
+    const opened = await Promise.all(models.map((model) => lookAt(model, blob)));
+    if (mine !== turn) return opened.forEach((look) => look.close());
     looks.forEach((look) => look.close());
-    looks = found;
+    looks = opened;
     hovered = null;
     set({ example, class: "", other: "", patch: "" });
     render();
@@ -60,10 +66,12 @@ async function open(blob, example = "") {
 }
 
 async function lookAt(model, blob) {
-  const answer = await post("predict", { model: model.name, top: "5", picture: "true" }, blob);
+  const answer = await post("predict", { model: model.name, top: "5", image: "true" }, blob);
   const { predictions } = await answer.json();
   const png = fromDataUrl(predictions[0].picture);
-  return new Look(model, png, await createImageBitmap(png), predictions[0].classes, schedule, complain);
+  const { classes, values } = predictions[0];
+  const ranked = values ? values.map((value, i) => ({ class: i, ...value })) : classes;
+  return new Look(model, png, await createImageBitmap(png), ranked, schedule, complain);
 }
 
 async function openExample(name) {
@@ -72,22 +80,24 @@ async function openExample(name) {
 
 // --- what is asked for -------------------------------------------------------------------------------
 
+const terms = (model) => OUTPUTS[model.outputs.kind];
+const capital = (text) => `${text[0].toUpperCase()}${text.slice(1)}`;
 const byClass = () => state.method === "relevance" || state.method === "gradcam";
 const layerOf = (look) => Math.min(state.layer === "" ? look.model.depth - 1 : Number(state.layer), look.model.depth - 1);
 const headOf = (look) => (state.method === "rollout" || Number(state.head) >= look.model.heads ? "mean" : state.head);
 
 function classOf(look) {
   if (look !== looks[0]) { // the class of the same name, or what this model thinks itself
-    const name = looks[0].model.classes[classOf(looks[0])];
-    const same = look.model.classes.indexOf(name);
-    return same >= 0 && look.model.classes.length === looks[0].model.classes.length ? same : look.ranked[0]?.class;
+    const name = looks[0].model.outputs.names[classOf(looks[0])];
+    const same = look.model.outputs.names.indexOf(name);
+    return same >= 0 && look.model.outputs.names.length === looks[0].model.outputs.names.length ? same : look.ranked[0]?.class;
   }
-  return state.class !== "" && Number(state.class) < look.model.classes.length ? Number(state.class) : look.ranked[0]?.class;
+  return state.class !== "" && Number(state.class) < look.model.outputs.names.length ? Number(state.class) : look.ranked[0]?.class;
 }
 
 function otherClass(look) {
   const first = classOf(look);
-  if (state.other !== "" && Number(state.other) < look.model.classes.length) return Number(state.other);
+  if (state.other !== "" && Number(state.other) < look.model.outputs.names.length) return Number(state.other);
   return (look.ranked.find((rank) => rank.class !== first) ?? look.ranked[0])?.class;
 }
 
@@ -134,6 +144,7 @@ function render() {
   while (stages.length < shown.length) stages.push(new Stage($("stages"), { hover, pick, key }));
   $("stages").classList.toggle("two", shown.length === 2);
   shown.forEach((view, i) => showStage(stages[i], view, shown.length === 2));
+  $("strips").hidden = !models[0].explainable;
   if (shown.length && shown[0].look.model.explainable) showStrips(shown[0]);
 }
 
@@ -148,7 +159,7 @@ function showStage(stage, view, two) {
   const asked = look.model.explainable ? question(view) : null;
   const values = asked && look.map(asked);
   const pointed = look.model.explainable ? patchOf(look) : null;
-  const className = view.cls === undefined ? "" : look.model.classes[view.cls];
+  const className = view.cls === undefined ? "" : look.model.outputs.names[view.cls];
   stage.title.textContent = byClass() && className ? className : two || models.length > 1 ? look.model.name : "What the model sees";
   stage.note.textContent = two && state.versus === "model" && byClass() ? look.model.name : `${look.bitmap.width} × ${look.bitmap.height} pixels`;
   stage.frame.classList.toggle("waiting", Boolean(asked && !values && !(byClass() && !look.ranked.length)));
@@ -167,14 +178,14 @@ function describe(look, { layer, head, patch, method }, values, pointed) {
   const name = (index) => `row ${Math.floor(index / look.w) + 1}, column ${(index % look.w) + 1}`;
   if (byClass()) {
     const total = values.reduce((a, b) => a + b, 0);
-    if (!total) return ["Nothing in the picture speaks for this class: the map is zero everywhere."];
+    if (!total) return [`Nothing in the image ${terms(look.model).speaks} this ${terms(look.model).one}: the map is zero everywhere.`];
     const at = pointed ?? strongest(values);
     return [pointed === null ? "Most at " : "", el("b", {}, name(at)), `: ${percent(values[at] / total)} of the whole map`];
   }
   const who = patch === null ? (look.model.pooling === "cls" ? "The class token" : "The output") : name(patch);
   const where = method === "rollout" ? `up to layer ${layer + 1}` : `in layer ${layer + 1}, ${head === "mean" ? "mean of the heads" : `head ${Number(head) + 1}`}`;
   const most = strongest(values);
-  return [el("b", {}, `${who[0].toUpperCase()}${who.slice(1)}`), ` looks most at ${most === patch ? "itself" : name(most)} (${percent(values[most])}) ${where}`];
+  return [el("b", {}, capital(who)), ` attends most to ${most === patch ? "itself" : name(most)} (${percent(values[most])}) ${where}`];
 }
 
 const layerStrip = new Strip($("layer-strip"), (i) => {
@@ -192,7 +203,7 @@ function showStrips(view) {
   for (const id of ["layer-strip", "head-strip"]) $(id).classList.toggle("smooth", state.smooth === "1");
   if (byClass()) {
     stop();
-    $("layers-title").textContent = "Class";
+    $("layers-title").textContent = capital(terms(look.model).one);
     const names = look.ranked.map((rank) => rank.name);
     const maps = look.ranked.map((rank) => look.map({ ...asked, cls: rank.class }, false));
     return layerStrip.show(names, names, maps, look.h, look.w, look.ranked.findIndex((rank) => rank.class === view.cls));
@@ -211,31 +222,41 @@ function showStrips(view) {
 }
 
 function showRanks() {
-  const parts = looks.flatMap((look, i) => {
-    if (i && state.versus !== "model" && models.length > 1) return [];
-    const title = models.length > 1 ? [el("p", { class: "rank-model" }, look.model.name)] : [];
-    if (!look.ranked.length) return [...title, el("p", { class: "hint" }, "This model has no classifier.")];
-    const chosen = byClass() ? classOf(look) : null;
-    const other = byClass() && state.versus === "class" && !i ? otherClass(look) : null;
-    return [...title, ...look.ranked.map((rank) =>
-      el("button", {
-        class: rank.class === other ? "rank second" : "rank", type: "button", "aria-pressed": String(rank.class === chosen || rank.class === other),
-        onclick: () => choose(look, rank.class),
-      }, el("span", {}, rank.name), el("b", {}, percent(rank.probability)), bar(rank.probability)))];
-  });
   const key = JSON.stringify([looks.map((look) => look.ranked), state.versus, byClass(), state.class, state.other, turn]);
   if (key === showRanks.key) return;
   showRanks.key = key;
+  const shown = looks.filter((look, i) => !i || state.versus === "model");
   const focused = [...$("ranks").querySelectorAll("button")].indexOf(document.activeElement);
-  if (parts.length) parts.push(el("p", { class: "hint" }, "Click a class to see what speaks for it."));
-  $("ranks").replaceChildren(...parts);
+  $("ranks").replaceChildren(...shown.flatMap(ranksOf), ...hintsOf(shown));
   if (focused >= 0) $("ranks").querySelectorAll("button")[focused]?.focus();
+}
+
+function ranksOf(look) {
+  const title = models.length > 1 ? [el("p", { class: "rank-model" }, look.model.name)] : [];
+  if (!look.ranked.length) return [...title, el("p", { class: "hint" }, "This model has no classifier.")];
+  const chosen = byClass() ? classOf(look) : null;
+  const other = byClass() && state.versus === "class" && look === looks[0] ? otherClass(look) : null;
+  return [...title, ...look.ranked.map((rank) => {
+    const parts = "value" in rank ? [el("span", {}, rank.name), el("b", {}, number(rank.value))]
+      : [el("span", {}, rank.name), el("b", {}, percent(rank.probability)), bar(rank.probability)];
+    if (!look.model.explainable) return el("div", { class: "rank" }, ...parts);
+    return el("button", {
+      class: rank.class === other ? "rank second" : "rank", type: "button", "aria-pressed": String(rank.class === chosen || rank.class === other),
+      onclick: () => choose(look, rank.class),
+    }, ...parts);
+  })];
+}
+
+// What a click on a prediction shows; nothing where there is no classifier or no attention.
+function hintsOf(shown) {
+  const model = shown.find((look) => look.model.explainable && look.ranked.length)?.model;
+  return model ? [el("p", { class: "hint" }, `Click a ${terms(model).one} to see what ${terms(model).speaks} it.`)] : [];
 }
 
 function choose(look, cls) {
   const method = byClass() ? state.method : "relevance";
-  const name = look.model.classes[cls];
-  const own = look === looks[0] ? cls : looks[0].model.classes.indexOf(name);
+  const name = look.model.outputs.names[cls];
+  const own = look === looks[0] ? cls : looks[0].model.outputs.names.indexOf(name);
   if (own >= 0) set({ method, class: own });
   else set({ method });
 }
@@ -244,9 +265,10 @@ function showControls() {
   const model = models[0];
   for (const input of document.querySelectorAll("#methods input")) {
     input.checked = input.value === state.method;
-    input.disabled = !model.explainable || (!model.classes.length && (input.value === "relevance" || input.value === "gradcam"));
+    input.disabled = !model.explainable || (!model.outputs.names.length && (input.value === "relevance" || input.value === "gradcam"));
   }
-  $("method-words").textContent = WORDS[state.method];
+  const shows = byClass() ? `What ${terms(model).speaks} a ${terms(model).one}: ` : "";
+  $("method-words").textContent = model.explainable ? shows + WORDS[state.method] : "A model without attention has predictions only.";
   $("class-field").hidden = !byClass();
   $("other-field").hidden = !(byClass() && state.versus === "class");
   $("versus").value = state.versus;
@@ -263,17 +285,17 @@ function showControls() {
 function fillClasses(select, look, chosen) {
   if (select.look !== look) {
     select.look = look;
-    const option = (cls) => el("option", { value: String(cls) }, look.model.classes[cls]);
+    const option = (cls) => el("option", { value: String(cls) }, look.model.outputs.names[cls]);
     const likely = el("optgroup", { label: "Likeliest" }, ...look.ranked.map((rank) => option(rank.class)));
-    const all = el("optgroup", { label: "All" }, ...look.model.classes.map((_, cls) => option(cls)));
-    select.replaceChildren(likely, all);
+    const all = el("optgroup", { label: "All" }, ...look.model.outputs.names.map((_, cls) => option(cls)));
+    select.replaceChildren(...(look.model.outputs.kind === "values" ? [all] : [likely, all]));
   }
   select.value = String(chosen);
 }
 
 // --- the tabs ----------------------------------------------------------------------------------------
 
-const tabs = ["picture", "filters", "positions", "distance", "layers", "api"];
+const tabs = ["image", "filters", "positions", "distance", "layers", "api"];
 let shownTab = null;
 
 function showTab() {
@@ -285,28 +307,30 @@ function showTab() {
   }
   if (shownTab === key) return;
   shownTab = key;
-  if (state.tab !== "picture") quietly(fillPanel(state.tab, key));
+  if (state.tab !== "image") quietly(fillPanel(state.tab, key));
 }
 
 async function fillPanel(name, key) {
   const panel = $(`panel-${name}`);
+  panel.setAttribute("aria-busy", "true");
   if (!panel.firstChild) panel.replaceChildren(el("p", { class: "hint" }, "One moment …"));
   const parts = await Promise.all(models.map((model, i) => {
     if (name === "api") return i ? null : panels.api(model);
     if (name !== "layers" && !model.explainable) return el("section", { class: "card" }, el("h3", {}, model.name), el("p", { class: "hint" }, "This model has no patches and no attention."));
     return name === "distance" ? distancePanel(i) : panels[name](model);
   }));
-  if (shownTab === key) panel.replaceChildren(el("div", { class: "panel" }, ...parts.filter(Boolean)));
+  if (shownTab !== key) return;
+  panel.replaceChildren(el("div", { class: "panel" }, ...parts.filter(Boolean)));
+  panel.removeAttribute("aria-busy");
 }
 
 async function distancePanel(i) {
   const look = looks[i];
-  if (!look) return el("section", { class: "card" }, el("h3", {}, models[i].name), el("p", { class: "hint" }, "Choose a picture first."));
-  const found = await explain({ model: look.model.name, method: "distance" }, look.png, look.stop.signal);
-  const [patch, grid] = [look.model.patch_size, look.model.grid];
-  found.even = evenDistance(grid, patch);
-  return panels.distance(look.model, found, found.values, (layer, head) => {
-    set({ tab: "picture", method: "attention", layer, head, versus: i ? "model" : state.versus === "class" ? "" : state.versus });
+  if (!look) return el("section", { class: "card" }, el("h3", {}, models[i].name), el("p", { class: "hint" }, "Choose an image first."));
+  const reach = await explain({ model: look.model.name, method: "distance" }, look.png, look.stop.signal);
+  reach.even = evenDistance(look.model.grid, look.model.patch_size);
+  return panels.distance(look.model, reach, (layer, head) => {
+    set({ tab: "image", method: "attention", layer, head, versus: i ? "model" : state.versus === "class" ? "" : state.versus });
     $("stages").scrollIntoView({ block: "nearest" });
     stages[0]?.canvas.focus({ preventScroll: true });
   });
@@ -453,7 +477,12 @@ function introduce() {
   }
   document.title = `${models.map((model) => model.name).join(" and ")} · vitkit`;
   if (models.length < 2) $("versus").querySelector('[value="model"]').remove();
-  if (!models[0].classes.length || !models[0].explainable) $("versus").querySelector('[value="class"]').remove();
+  const { one, many } = terms(models[0]);
+  $("class-label").textContent = capital(one);
+  $("other-label").textContent = `Second ${one}`;
+  const two = $("versus").querySelector('[value="class"]');
+  if (models[0].outputs.names.length < 2 || !models[0].explainable) two.remove();
+  else two.textContent = `Two ${many}`;
   paint($("scale"), Float32Array.from({ length: 256 }, (_, i) => i), 1, 256, 0, 255);
 }
 
@@ -469,7 +498,7 @@ async function start() {
   const kept = { class: state.class, other: state.other, patch: state.patch };
   render();
   await openExample(asked);
-  set(kept); // a new picture forgets them; the first one is what the address speaks of
+  set(kept); // a new image forgets them; the first one is what the address speaks of
   document.documentElement.dataset.ready = "true";
 }
 

@@ -31,6 +31,8 @@ export const percent = (share) => {
   return `${value >= 99.95 ? 100 : value >= 10 ? value.toFixed(1) : value >= 0.1 ? value.toFixed(2) : value ? "<0.1" : "0"}%`;
 };
 
+export const number = (value) => Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
+
 export function short(count) {
   for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
     if (count >= size) return `${(count / size).toPrecision(3)}${letter}`;

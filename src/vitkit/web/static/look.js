@@ -1,4 +1,4 @@
-// One picture in one model: asks the server for maps when they are first needed, and keeps them.
+// One image in one model: asks the server for maps when they are first needed, and keeps them.
 //
 // Shapes: L layers, H heads, N patches on a grid (h, w).
 
@@ -30,8 +30,8 @@ export class Look {
     if (known || !fetch) return known?.values ?? null;
     const entry = { values: null };
     entry.promise = explain({ model: this.model.name, ...fields }, this.png, this.stop.signal).then(
-      (found) => {
-        entry.values = found.values;
+      (answer) => {
+        entry.values = answer.values;
         this.arrived();
       },
       (error) => {
@@ -47,7 +47,7 @@ export class Look {
   map({ method, layer, head, patch, cls }, fetch = true) {
     const { n, model } = this;
     if (method === "relevance" || method === "gradcam") {
-      return model.classes.length ? this.get(`${method} ${cls}`, { method, class: `#${cls}` }, fetch) : null;
+      return model.outputs.names.length ? this.get(`${method} ${cls}`, { method, class: `#${cls}` }, fetch) : null;
     }
     if (method === "rollout") {
       if (patch === null) return part(this.get("rollout", { method, layer: "all" }, fetch), layer, n);

@@ -124,11 +124,11 @@ function niceStep(least) {
   return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= least);
 }
 
-export function distance(model, found, values, go) {
-  const [layers, heads] = found.shape;
+export function distance(model, { shape, values, even }, show) {
+  const [layers, heads] = shape;
   const [width, height, left, right, bottom, top] = [820, 330, 46, 92, 40, 14];
-  const step = niceStep(Math.max(found.even, ...values) / 4);
-  const most = step * Math.ceil(Math.max(found.even, ...values) / step);
+  const step = niceStep(Math.max(even, ...values) / 4);
+  const most = step * Math.ceil(Math.max(even, ...values) / step);
   const x = (layer) => left + ((layer + 0.5) / layers) * (width - left - right);
   const y = (pixels) => height - bottom - (pixels / most) * (height - bottom - top);
   const chart = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Mean attention distance by layer and head" });
@@ -141,18 +141,18 @@ export function distance(model, found, values, go) {
     chart.append(svg("text", { x: x(layer), y: height - bottom + 18, "text-anchor": "middle" }, String(layer + 1)));
   }
   chart.append(svg("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, "layer"),
-    svg("line", { class: "even", x1: left, x2: width - right, y1: y(found.even), y2: y(found.even) }),
-    svg("text", { class: "even-word", x: width - right + 8, y: y(found.even) + 4 }, "spread evenly"));
+    svg("line", { class: "even", x1: left, x2: width - right, y1: y(even), y2: y(even) }),
+    svg("text", { class: "even-word", x: width - right + 8, y: y(even) + 4 }, "spread evenly"));
   const means = Array.from({ length: layers }, (_, l) => values.slice(l * heads, (l + 1) * heads).reduce((a, b) => a + b, 0) / heads);
   chart.append(svg("polyline", { class: "mean", points: means.map((m, l) => `${x(l)},${y(m)}`).join(" ") }));
   const dots = [...values].map((value, i) => {
     const [layer, head] = [Math.floor(i / heads), i % heads];
-    const name = `Layer ${layer + 1}, head ${head + 1}: ${value.toFixed(1)} pixels. Show it on the picture`;
+    const name = `Layer ${layer + 1}, head ${head + 1}: ${value.toFixed(1)} pixels. Show it on the image`;
     const spread = ((head + 0.5) / heads - 0.5) * Math.min(34, ((width - left - right) / layers) * 0.62);
     const dot = svg("circle", { class: "dot", cx: x(layer) + spread, cy: y(value), r: 6, role: "button", tabindex: i ? -1 : 0, "aria-label": name }, svg("title", {}, name));
-    dot.addEventListener("click", () => go(layer, head));
+    dot.addEventListener("click", () => show(layer, head));
     dot.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" || event.key === " ") go(layer, head);
+      if (event.key === "Enter" || event.key === " ") show(layer, head);
       const next = movedBy(event.key, i, values.length, heads);
       if (next === null && event.key !== " ") return;
       event.preventDefault();
@@ -163,19 +163,19 @@ export function distance(model, found, values, go) {
   });
   const [near, far] = [means[0], means[layers - 1]].map((m) => m.toFixed(most < 20 ? 1 : 0));
   return card(model,
-    hint(`How far each head looks, in pixels between patch centres, on this picture. Layer 1 looks ${near} pixels away on average, ` +
-      `the last ${far}. Click a head to see it on the picture.`), el("div", { class: "chart-room" }, chart));
+    hint(`Attention distance of each head on this image, in pixels between patch centres. Layer 1 attends ${near} pixels away on average, ` +
+      `the last ${far}. Click a head to see it on the image.`), el("div", { class: "chart-room" }, chart));
 }
 
 // --- layers ------------------------------------------------------------------------------------------
 
 export async function layers(model) {
-  const found = await part(model, "layers");
-  const most = Math.max(...found.layers.map((row) => row.macs), 1);
-  const facts = [["parameters", short(found.params)], ["multiply-adds", `${found.gmacs.toPrecision(3)} G`],
-    ["picture", found.image_size.join(" × ")], ["patch", found.patch_size.join(" × ")], ["tokens", found.tokens],
-    ["layers", found.depth], ["width", found.width], ["heads", found.heads], ["classes", found.classes]];
-  const rows = found.layers.map((row) => el("tr", {}, el("th", { scope: "row" }, row.name), el("td", {}, row.kind),
+  const table = await part(model, "layers");
+  const most = Math.max(...table.layers.map((row) => row.macs), 1);
+  const facts = [["parameters", short(table.params)], ["multiply-adds", `${table.gmacs.toPrecision(3)} G`],
+    ["image", table.image_size.join(" × ")], ["patch", table.patch_size.join(" × ")], ["tokens", table.tokens],
+    ["layers", table.depth], ["width", table.width], ["heads", table.heads], [model.outputs.kind, table.classes]];
+  const rows = table.layers.map((row) => el("tr", {}, el("th", { scope: "row" }, row.name), el("td", {}, row.kind),
     el("td", {}, row.shape.join(" × ")), el("td", {}, row.params.toLocaleString("en")), el("td", {}, short(row.macs)),
     el("td", { class: "share" }, bar(row.macs / most))));
   const head = ["name", "kind", "output", "parameters", "multiply-adds", "share"].map((word) => el("th", { scope: "col" }, word));
@@ -189,10 +189,11 @@ export async function layers(model) {
 
 export function api(model) {
   const here = location.origin;
+  const values = model.outputs.kind === "values";
   const calls = [
-    ["The likeliest classes", `curl --data-binary @photo.jpg '${here}/api/v1/predict?top=5'`],
-    ["Several pictures at once", `curl -F a=@one.jpg -F b=@two.jpg ${here}/api/v1/predict`],
-    ["What speaks for the likeliest class, as a picture", `curl --data-binary @photo.jpg '${here}/api/v1/explain?method=relevance&format=png' -o why.png`],
+    [values ? "The values" : `The likeliest ${model.outputs.kind}`, `curl --data-binary @photo.jpg '${here}/api/v1/predict${values ? "" : "?top=5"}'`],
+    ["Several images at once", `curl -F a=@one.jpg -F b=@two.jpg ${here}/api/v1/predict`],
+    [values ? "What raises the first value, as an image" : "What speaks for the likeliest class, as an image", `curl --data-binary @photo.jpg '${here}/api/v1/explain?method=relevance&format=png' -o why.png`],
     ["What one patch attends to, as numbers", `curl --data-binary @photo.jpg '${here}/api/v1/explain?method=attention&layer=-1&query=0,0'`],
     ["From Python", `import httpx\nanswer = httpx.post("${here}/api/v1/predict", content=open("photo.jpg", "rb").read())\nprint(answer.json())`],
   ];
@@ -207,6 +208,6 @@ export function api(model) {
   });
   const limit = (model.limits.max_bytes / 2 ** 20).toFixed(0);
   return el("section", { class: "card" }, el("h3", {}, "Call it from anywhere"),
-    hint(`Pictures up to ${limit} MB; requests that arrive together are computed together. Everything is described in `,
+    hint(`Images up to ${limit} MB; requests that arrive together are computed together. Everything is described in `,
       el("a", { href: "/openapi.json" }, "/openapi.json"), "; Prometheus reads ", el("a", { href: "/metrics" }, "/metrics"), "."), ...parts);
 }

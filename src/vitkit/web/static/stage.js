@@ -1,4 +1,4 @@
-// The picture under a map, with its patches: drawn on a canvas, pointed at with mouse, finger or keys.
+// The image under a map, with its patches: drawn on a canvas, pointed at with mouse, finger or keys.
 
 import { range, scale } from "./colours.js";
 import { el } from "./dom.js";
@@ -37,13 +37,13 @@ export class Stage {
   }
 
   #label() {
-    if (!this.look.model.explainable) return "The picture as the model sees it.";
+    if (!this.look.model.explainable) return "The image as the model sees it.";
     const { h, w } = this.look;
-    return `The picture in ${h} rows and ${w} columns of patches. Arrow keys choose a patch, Escape shows the output, [ and ] change the layer.`;
+    return `The image in ${h} rows and ${w} columns of patches. Arrow keys choose a patch, Escape shows the output, [ and ] change the layer.`;
   }
 
-  // The canvas takes the room there is; the picture's own pixels are kept apart for blending.
-  #fit(anew = false) {
+  // The canvas takes the room there is; the image's own pixels are kept apart for blending.
+  #fit(again = false) {
     if (!this.look) return;
     const { width, height } = this.look.bitmap;
     const room = this.frame.clientWidth || 300;
@@ -51,7 +51,7 @@ export class Stage {
     const shown = Math.round(Math.min(room, (tall * width) / height));
     const ratio = Math.min(window.devicePixelRatio || 1, FINEST / Math.max(shown, (shown * height) / width));
     const fine = Math.max(16, Math.round(shown * ratio));
-    if (!anew && this.canvas.width === fine && this.shown === shown) return;
+    if (!again && this.canvas.width === fine && this.shown === shown) return;
     this.shown = shown;
     this.canvas.style.width = `${shown}px`;
     this.canvas.width = fine;
@@ -119,7 +119,7 @@ export class Stage {
   }
 }
 
-// 0 shows the picture alone, 1 the map most: the same formula as the server's PNG.
+// 0 shows the image alone, 1 the map most: the same formula as the server's PNG.
 export function blend(base, values, h, w, strength, smooth) {
   const { width, height } = base;
   const out = new ImageData(width, height);

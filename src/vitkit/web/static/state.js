@@ -1,11 +1,11 @@
-// What is shown, kept in the address after #, so that a view can be bookmarked and sent. Never the picture.
+// What is shown, kept in the address after #, so that a view can be bookmarked and sent. Never the image.
 
 const DEFAULTS = {
-  tab: "picture", method: "attention", layer: "", head: "mean", class: "", versus: "", other: "", patch: "",
+  tab: "image", method: "attention", layer: "", head: "mean", class: "", versus: "", other: "", patch: "",
   strength: "75", grid: "1", smooth: "1", example: "",
 };
 const ALLOWED = {
-  tab: /^(picture|filters|positions|distance|layers|api)$/, method: /^(attention|rollout|relevance|gradcam)$/,
+  tab: /^(image|filters|positions|distance|layers|api)$/, method: /^(attention|rollout|relevance|gradcam)$/,
   layer: /^\d{0,4}$/, head: /^(mean|\d{1,4})$/, class: /^\d{0,6}$/, versus: /^(class|model|)$/, other: /^\d{0,6}$/,
   patch: /^(\d{1,4},\d{1,4})?$/, strength: /^(\d|[1-9]\d|100)$/, grid: /^[01]$/, smooth: /^[01]$/, example: /^[a-z]{0,20}$/,
 };

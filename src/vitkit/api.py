@@ -1,0 +1,218 @@
+"""vitkit from Python, in the words of the commands: `train`, `evaluate`, `predict`, `embed`, `explain`, `export`.
+
+A model is what `vitkit.load` and `vitkit.create` return, or whatever `load` takes: a file, a run directory,
+hf:owner/name, timm:name, a name of the zoo. `options` are those of `load`: image_size, classes, heads and so on;
+they need a name or a path, for a model that is loaded has them already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.checkpoints.options import ModelOptions
+from vitkit.data import Source
+from vitkit.data.dataset import Dataset
+from vitkit.errors import ConfigError, did_you_mean
+from vitkit.evaluation.run import evaluate as run_evaluation
+from vitkit.explanation.build import Report, build_report, make_subject
+from vitkit.explanation.table import choose
+from vitkit.model.base import VisionModel
+from vitkit.prediction import open_inputs, open_model, stream
+from vitkit.prediction.opened import load_for
+from vitkit.prediction.tables import Row, features_of
+from vitkit.progress import SILENT, Progress
+from vitkit.runtime.export import Export
+from vitkit.runtime.export import export as write_export
+from vitkit.runtime.table import need_format
+from vitkit.tasks import open_data_for
+from vitkit.tasks.match import map_classes
+from vitkit.tasks.result import Evaluation
+from vitkit.training.config import TrainConfig, free_folder, parse_duration
+from vitkit.training.loop import Result, Watcher
+from vitkit.training.run import train as run_training
+
+Loadable = VisionModel | str | Path
+Images = str | Path | Sequence[str | Path]
+
+
+def train(
+    data: str | Path | TrainConfig,
+    *,
+    resume: bool = False,
+    restart: bool = False,
+    accept_changed_data: bool = False,
+    watcher: Watcher | None = None,
+    teacher: VisionModel | None = None,
+    **settings: object,
+) -> Result:
+    """Train or fine-tune a model: `vitkit.train("photos/", budget="5m", out="runs/photos")`.
+
+    data      a data set, as `open_data` takes it; or a whole `TrainConfig`
+    resume    resume the run in the folder `out`
+    restart   start the run in the folder `out` again at its first step; its checkpoints are kept aside
+    accept_changed_data  resume although the data set is not what it was
+    watcher   is called at every step and evaluation
+    teacher   a model to distil from
+    settings  the fields of `TrainConfig`: model, init, out, epochs, steps, budget, batch_size, lr, ...
+
+    The run is in `result.out`: `vitkit.load(result.out)` is its best model.
+    """
+    if isinstance(data, TrainConfig):
+        config = data.replace(**settings)
+    else:
+        known = TrainConfig.__dataclass_fields__
+        for name in settings.keys() - known.keys():
+            raise ConfigError(f"training has no setting {name!r}.{did_you_mean(name, known)}")
+        if isinstance(budget := settings.get("budget"), str):
+            settings["budget"] = parse_duration(budget)
+        settings["out"] = str(settings.get("out") or free_folder(str(data)))
+        config = TrainConfig(data=str(data), **settings)  # type: ignore[arg-type]  # it checks its fields
+    return run_training(
+        config,
+        resume=resume,
+        restart=restart,
+        accept_changed_data=accept_changed_data,
+        watcher=watcher,
+        teacher=teacher,
+    )
+
+
+def evaluate(
+    model: Loadable,
+    data: str | Path | Dataset | Source,
+    *,
+    split: str | None = None,
+    classes_from: str | int = "auto",
+    class_map: Mapping[str, str] | None = None,
+    batch_size: int | None = None,
+    workers: int = 0,
+    device: str | None = None,
+    progress: Progress = SILENT,
+    **options: object,
+) -> Evaluation:
+    """Measure a model on a data set, with the model's own preprocessing; `.metrics` has the numbers.
+
+    split         train, val, test or several as "val+test"; None: test if there is one, else val
+    classes_from  which folders are the classes, as in `open_data`
+    class_map     what the data's classes are called in the model, where that differs: {"zero": "0"}
+    """
+    loaded = load_for(model, "eager", device, _options(model, options), progress)
+    if not isinstance(data, Source):
+        dataset = data if isinstance(data, Dataset) else open_data_for(loaded, data, progress, classes_from)
+        data = dataset.split(split) if split else dataset.evaluation()
+    if class_map:
+        data = map_classes(loaded, data, class_map)
+    return run_evaluation(loaded, data, batch_size=batch_size, workers=workers, progress=progress)
+
+
+def predict(
+    model: Loadable,
+    images: Images,
+    *,
+    top: int = 5,
+    split: str | None = None,
+    batch_size: int | None = None,
+    runtime: str = "auto",
+    merge: int = 0,
+    device: str | None = None,
+    trust: str | None = None,
+    **options: object,
+) -> list[Row]:
+    """A row per image: "path", "class", "probability", "class_2" ... or the values by name; "error" says why not.
+
+    model   also a file that `export` has written
+    images  files, folders of images, or data sets (all of it, or its `split`)
+    trust   the SHA-256 of a .pt2 file, which may run code when it is opened
+    """
+    opened = open_model(model, runtime, merge, device, _options(model, options), top=top, trust=trust)
+    return list(stream(opened, open_inputs(_paths(images), split), batch_size))
+
+
+def embed(
+    model: Loadable,
+    images: Images,
+    *,
+    features: str = "",
+    split: str | None = None,
+    batch_size: int | None = None,
+    runtime: str = "auto",
+    merge: int = 0,
+    device: str | None = None,
+    **options: object,
+) -> np.ndarray:
+    """The features of images, one row each in the order given; an image that cannot be read has a row of NaN.
+
+    features  cls, mean or tokens (every patch); "": what the model's head reads
+    """
+    opened = open_model(model, runtime, merge, device, _options(model, options), features=features)
+    found = [features_of(row) for row in stream(opened, open_inputs(_paths(images), split), batch_size)]
+    shape = next((array.shape for array in found if array is not None), (0,))
+    return np.stack([np.full(shape, np.nan) if array is None else array for array in found]).astype(np.float32)
+
+
+def explain(
+    model: Loadable,
+    images: Images = (),
+    *,
+    data: str | None = None,
+    out: str | Path = "explained",
+    only: Sequence[str] | None = None,
+    classes: Sequence[str] = (),
+    query: str | None = None,
+    run: str | Path | None = None,
+    most: int = 8,
+    samples: int = 200,
+    device: str | None = None,
+    class_map: Mapping[str, str] | None = None,
+    progress: Progress = SILENT,
+    **options: object,
+) -> Report:
+    """Draw what a Vision Transformer has learned; `report.page` is the page, figures and arrays are beside it.
+
+    images   files or folders, looked at one by one: the first `most` of them
+    data     a data set for statistics and, with labels, accuracy: `samples` of its images
+    only     names of figures, such as "attention"; None: all that this model and these images allow
+    classes  to explain, by name or index; (): the likeliest two of each image
+    query    the patch whose attention is shown: "ROW,COLUMN" counted from 0
+    run      directory of a training run, for its curves; None: the model's own
+    class_map  what the data's classes are called in the model, as in `evaluate`
+    """
+    choose(only)  # a misspelt figure is an error before anything long is done
+    wanted = _options(model, options)
+    subject = make_subject(model, images, data, classes, query, run, wanted, most, samples, device, class_map)
+    return build_report(subject, Path(out), only, progress)
+
+
+def export(
+    model: Loadable,
+    path: str | Path,
+    *,
+    data: str | None = None,
+    int8: bool = False,
+    merge: int = 0,
+    raw: bool = False,
+    progress: Progress = SILENT,
+    **options: object,
+) -> Export:
+    """Write a model as .onnx, .xml (OpenVINO) or .pt2 (torch.export), kept only if it agrees with the model.
+
+    data  compare on this data set, and report the accuracy; None: on made-up images
+    int8  8-bit matrix products; `merge` tokens per block; `raw` takes pixels and does the preprocessing itself
+    """
+    to = need_format(path)
+    loaded = load_for(model, "eager", "cpu", _options(model, options), progress)
+    source = None if data is None else open_data_for(loaded, data, progress).evaluation()
+    return write_export(loaded, to, path, source, int8, merge, raw, progress=progress)
+
+
+def _options(model: Loadable, options: dict[str, object]) -> ModelOptions | None:
+    if isinstance(model, VisionModel) and options:
+        raise ConfigError(f"the model is loaded already; give {', '.join(options)} to vitkit.load")
+    return ModelOptions.of(**options) if options else None
+
+
+def _paths(images: Images) -> list[str]:
+    return [str(images)] if isinstance(images, str | Path) else [str(image) for image in images]

@@ -1,1 +1,0 @@
-"""Drawing: arrays in, matplotlib figures out. Nothing is computed here but colours and places."""

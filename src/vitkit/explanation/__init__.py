@@ -1,0 +1,1 @@
+"""What a Vision Transformer has learned: `table` lists the figures, `build` draws them (then matplotlib is needed)."""

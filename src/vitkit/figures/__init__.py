@@ -1,0 +1,1 @@
+"""Drawing: arrays in, matplotlib figures out, for every part that draws. Nothing here imports matplotlib at once."""

@@ -1,0 +1,256 @@
+"""Files and folders written all or nothing: a reader sees the old content or the new, never half of either."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vitkit.errors import UNSAFE, WriteError, as_text, printable
+
+_FORMULA = tuple("=+-@＝＋－＠")  # what a spreadsheet takes for the beginning of one
+_NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?")
+
+
+def cache_folder() -> Path:
+    """Where fetched sets and decoded caches are kept: VITKIT_CACHE, or ~/.cache/vitkit."""
+    chosen = os.environ.get("VITKIT_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "vitkit"
+
+
+def sha256(content: bytes | Path) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def open_regular(path: str | Path) -> int:
+    """A descriptor for reading a file; OSError for a pipe, which may wait forever, or a device, which may never end."""
+    file = os.open(path, os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK")))
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    raise OSError(errno.EINVAL, "a folder, pipe or device, not a file", str(path))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The JSON of a stranger: brackets nested without end are a ValueError, like all else that is wrong with it."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def canonical(value: object) -> str:
+    """JSON that is the same for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write into, which takes the place of `path` when all went well and vanishes otherwise."""
+    with _beside(path, folder=False) as beside:
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `path` when all went well and vanishes otherwise."""
+    with _beside(path, folder=True) as beside:
+        _refuse_file(path)
+        yield beside
+        if not (path.is_dir() and _exchange(beside, path)):
+            if path.is_dir():
+                path.rename(beside.with_suffix(".old"))
+            os.replace(beside, path)
+            remove_leftovers(path)
+
+
+@contextmanager
+def working_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path` to make things in, which vanishes in the end; after a kill the next one removes it."""
+    with _beside(path, folder=True) as beside:
+        yield beside
+
+
+@contextmanager
+def adding_to_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, whose files then go into `path`, beside whatever else is there.
+
+    Nothing in `path` changes before all are written. Where it holds nothing else, it changes in one step.
+    """
+    with working_folder(path) as new:
+        _refuse_file(path)
+        yield new
+        files = [p.relative_to(new) for p in new.rglob("*") if p.is_file()]
+        there = [p.relative_to(path) for p in path.rglob("*") if not p.is_dir()] if path.is_dir() else []
+        if not path.exists():
+            os.replace(new, path)
+        elif not set(there) <= set(files) or not _exchange(new, path):
+            for name in files:
+                (path / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(new / name, path / name)
+
+
+def _refuse_file(path: Path) -> None:
+    """A file is never replaced by a folder."""
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "a file stands there; name a folder")
+
+
+@contextmanager
+def _beside(path: Path, folder: bool) -> Iterator[Path]:
+    """A new file or folder next to `path`; what is left under its name in the end is removed."""
+    beside, handle = path, -1
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)
+        beside, handle = _start(path, folder)
+        yield beside
+    except WriteError:  # of a file inside a folder that is being filled
+        raise
+    except (OSError, RuntimeError) as e:
+        if (cause := _os_error(e)) is None:
+            raise
+        why = cause.strerror or cause
+        raise WriteError(cause.errno, f"{path} cannot be written ({why}); nothing was changed") from e
+    finally:
+        if beside != path:
+            _remove(beside)
+        if handle >= 0:
+            os.close(handle)
+
+
+def _start(path: Path, folder: bool) -> tuple[Path, int]:
+    """Something new beside `path`, and a handle whose lock says that it is in use for as long as this process lives."""
+    while True:
+        beside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
+        if folder:
+            beside.mkdir()
+        else:
+            beside.touch(exist_ok=False)
+        with suppress(FileNotFoundError):  # taken for a leftover before it was locked
+            handle = os.open(beside, os.O_RDONLY)
+            _lock(handle, wait=True)
+            if beside.exists():
+                return beside, handle
+            os.close(handle)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what writers of `path` left behind when they were killed; those that live hold a lock.
+
+    A folder that was moved out of the way and not yet replaced is put back.
+    """
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.(part|old)")
+    with os.scandir(path.parent) as entries:
+        lefts = [Path(entry) for entry in entries if name.fullmatch(entry.name)]
+    for left in lefts:
+        with suppress(OSError):
+            if left.suffix == ".old" and not path.exists():
+                os.replace(left, path)
+                continue
+            handle = os.open(left, os.O_RDONLY)
+            if _lock(handle, wait=False):
+                _remove(left)
+            os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    """A file or a folder, if it is there and the disk lets us; it is only a leftover otherwise."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _lock(handle: int, wait: bool) -> bool:
+    """False when another process has the lock, or the file system or system knows none."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return True
+    except (ImportError, OSError):
+        return False
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step, so that there is never neither; only Linux can, and not on every disk."""
+    import ctypes
+
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+
+
+def _os_error(error: BaseException | None) -> OSError | None:
+    """What the system said, also where a library has laid words of its own over it."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[BinaryIO]:
+    """A file to read and append to, for one process at a time; the system unlocks it when a process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        with suppress(ImportError):  # on Windows there is no fcntl; one process is enough there
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def move(path: Path, target: Path) -> None:
+    """Give a file or folder another name on the same disk, a file once all of it is there."""
+    if path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    os.replace(path, target)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    with replacing(path) as file:
+        file.write(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, as_text(text).encode())
+
+
+def write_json(path: Path, value: object, indent: int | None = 2) -> None:
+    write_text(path, json_text(value, indent))
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """JSON that is text, and safe to print; names of files come back to the last byte."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return UNSAFE.sub(lambda c: c[0] if c[0] == "\n" else f"\\u{ord(c[0]):04x}", text)
+
+
+def csv_cell(value: object) -> object:
+    """Text that neither a terminal nor a spreadsheet obeys: escapes get backslashes, formulas a leading apostrophe."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value, keep="\n")
+    return f"'{text}" if text.lstrip()[:1] in _FORMULA and text and not _NUMBER.fullmatch(text) else text

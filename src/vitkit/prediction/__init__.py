@@ -1,0 +1,8 @@
+"""Images -> predictions or features, for a handful or for millions of them."""
+
+from __future__ import annotations
+
+from vitkit.prediction.job import Done, run_job, stream
+from vitkit.prediction.opened import Opened, open_inputs, open_model
+
+__all__ = ["Done", "Opened", "open_inputs", "open_model", "run_job", "stream"]

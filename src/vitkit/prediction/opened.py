@@ -1,0 +1,207 @@
+"""What `predict` and `embed` work with: the images that a user named, and a model or an exported file.
+
+Shapes: B images, P prefix tokens, N patches, D width.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from vitkit.checkpoints.load import load
+from vitkit.checkpoints.options import ModelOptions
+from vitkit.data import Source, open_data
+from vitkit.data.decode import SUFFIXES
+from vitkit.data.source import Names
+from vitkit.errors import ConfigError, did_you_mean
+from vitkit.io import sha256
+from vitkit.model.base import Outputs, VisionModel
+from vitkit.model.config import AnyConfig, Preprocessing
+from vitkit.model.vit import ViT
+from vitkit.prediction.tables import Columns, Row
+from vitkit.progress import SILENT, Progress
+from vitkit.runtime import open_runtime
+from vitkit.runtime.base import Runtime, device_for
+from vitkit.runtime.export import open_exported
+from vitkit.runtime.table import format_of
+from vitkit.runtime.tune import digest_of
+from vitkit.tasks import Task
+from vitkit.tasks.table import task_for
+
+Loadable = VisionModel | str | Path
+FEATURES = ("cls", "mean", "tokens")
+
+
+def open_inputs(given: Sequence[str], split: str | None = None, progress: Progress = SILENT) -> Source:
+    """Images and folders as they are, whatever folder an image is in; anything else is a set, as in training.
+
+    A set is taken whole, or its `split`. The order is that of the arguments; within a folder, of the names.
+    """
+    if not given:
+        raise ConfigError("no images were named; give files, folders or a set such as digits")
+    parts: list[Source] = []
+    for loose, several in groupby(((text, _images(text, split)) for text in given), key=lambda pair: bool(pair[1])):
+        if loose:
+            paths = [path for _, paths in several for path in paths]
+            named, labels = paths[0] if len(paths) == 1 else f"{len(paths):,} images", np.zeros(len(paths), np.int64)
+            parts.append(Source(named, "all", {"all": len(paths)}, ("",), labels, Names(paths)))
+        else:
+            parts += [open_data(name, progress).split(split or "all") for name, _ in several]
+    return parts[0] if len(parts) == 1 else Joined(parts)
+
+
+def _images(text: str, split: str | None) -> list[str]:
+    """The paths of images; none for the name of a set."""
+    given = Path(text).expanduser()
+    if given.is_file() and given.suffix.lower() in SUFFIXES:
+        return [str(given)]
+    if not given.is_dir() or split is not None:
+        return []
+    paths = sorted(path for path in given.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return [str(p) for p in paths if not any(part.startswith(".") for part in p.relative_to(given).parts)]
+
+
+class Joined(Source):
+    """Several sources, one after the other."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        self.parts, self.starts = parts, np.cumsum([0, *map(len, parts)]).tolist()
+        name, count = ", ".join(p.name for p in parts), self.starts[-1]
+        super().__init__(name, "all", {"all": count}, ("",), np.zeros(count, np.int64))
+
+    def _find(self, index: int) -> tuple[Source, int]:
+        part = bisect_right(self.starts, index) - 1
+        return self.parts[part], index - self.starts[part]
+
+    def where(self, index: int) -> str:
+        source, own = self._find(index)
+        return source.where(own)
+
+    def pixels_of(self, index: int, pre: Preprocessing, channels: int) -> Tensor:
+        source, own = self._find(index)
+        return source.pixels_of(own, pre, channels)
+
+
+class Features(nn.Module):
+    """Images -> B D ("cls", "mean") or B N D ("tokens"), after the final norm. Any runtime can run it."""
+
+    def __init__(self, model: VisionModel, kind: str = "") -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+        by_head = isinstance(model, ViT) and model.config.pooling in ("cls", "cls+mean")
+        self.kind = kind or ("cls" if by_head else "mean")  # by default what the model's own head reads
+        if self.kind not in FEATURES:
+            hint = did_you_mean(self.kind, FEATURES)
+            raise ConfigError(f"there are no features {self.kind!r}.{hint} Choose one of: {', '.join(FEATURES)}")
+        if self.kind == "cls" and isinstance(model, ViT) and model.class_token is None:
+            raise ConfigError("the model has no class token; take --features mean, or tokens")
+        if self.kind != "mean" and not isinstance(model, ViT):
+            raise ConfigError("a ResNet has no tokens; take --features mean")
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not isinstance(self.model, ViT):
+            return self.model.features(images, grid=True)[0].mean((-2, -1))  # B D
+        tokens = self.model.tokens(images)  # B (P + N) D
+        config, norm = self.model.config, self.model.head.norm
+        if self.kind == "tokens":
+            return tokens[:, config.prefix_tokens :]
+        x = tokens[:, 0] if self.kind == "cls" else tokens[:, config.prefix_tokens :].mean(dim=1)
+        return norm(x) if norm is not None and config.pooling != "cls+mean" else x
+
+
+@dataclass(frozen=True)
+class Opened:
+    """`opened(images)` gives a row per image as the task writes it, or its features."""
+
+    config: AnyConfig
+    outputs: Outputs
+    runtime: Runtime
+    identity: str  # of the weights, or of the exported file
+    top: int = 5  # classes in a row
+    features: str | None = None  # which: cls, mean or tokens; None: predictions
+
+    @cached_property
+    def task(self) -> Task:
+        return task_for(self.outputs, self.config.classes)
+
+    @property
+    def about(self) -> dict[str, str | int]:
+        """What a result depends on."""
+        wanted = {"top": self.top} if self.features is None else {"features": self.features}
+        command = "predict" if self.features is None else "embed"
+        return {"command": command, "model": self.identity, **wanted, "runtime": self.runtime.name}
+
+    @cached_property
+    def columns(self) -> Columns:
+        """Of a row, in order."""
+        own: Columns = {"features": list} if self.features is not None else {**self.task.columns(self.top)}
+        return {"path": str, **own, "error": str}
+
+    def __call__(self, images: Tensor) -> list[Row]:
+        outputs = self.runtime.run(images)
+        if self.features is not None:
+            return [{"features": features} for features in outputs.numpy()]
+        return [{**row} for row in self.task.rows(outputs, self.top)]
+
+
+def load_for(
+    source: Loadable, runtime: str, device: str | None, options: ModelOptions | None, progress: Progress = SILENT
+) -> VisionModel:
+    """The model on the device that the runtime computes on; one that is loaded already stays where it is."""
+    if isinstance(source, VisionModel):
+        return source.to(device) if device else source
+    model = load(source, options=options)
+    if not model.pretrained:
+        progress.note(f"note: {source} is a name of the zoo, so its weights are fresh and not trained")
+    return model.to(device_for(runtime, device))
+
+
+def open_model(
+    source: Loadable,
+    runtime: str = "auto",
+    merge: int = 0,
+    device: str | None = None,
+    options: ModelOptions | None = None,
+    progress: Progress = SILENT,
+    top: int = 5,
+    features: str | None = None,
+    trust: str | None = None,
+) -> Opened:
+    """Whatever `load` takes, or a file that `export` has written, for predictions or for features.
+
+    features  cls, mean, tokens, or "" for what the model's own head reads; None: predictions
+    trust     the SHA-256 of an exported file that may run code (.pt2)
+    """
+    path = None if isinstance(source, VisionModel) else source
+    if path is not None and format_of(path) is not None and Path(path).is_file():
+        fixed = runtime in ("auto", format_of(path)) and not merge and options in (None, ModelOptions())
+        return _open_exported(Path(path), fixed, device, top, features, trust)
+    model = load_for(source, runtime, device, options, progress)
+    if features is None:
+        opened = open_runtime(model, runtime, source=path, merge=merge, progress=progress)
+        return Opened(model.config, model.outputs, opened, digest_of(model), top)
+    wanted = Features(model, features)
+    opened = open_runtime(wanted, runtime, merge=merge)
+    return Opened(model.config, model.outputs, opened, digest_of(model), features=wanted.kind)
+
+
+def _open_exported(
+    path: Path, fixed: bool, device: str | None, top: int, features: str | None, trust: str | None
+) -> Opened:
+    if features is not None:
+        raise ConfigError(f"{path} is exported and gives no features; give the checkpoint it was made from")
+    if not fixed:
+        raise ConfigError(f"{path} is exported: its size and its runtime are fixed; leave the options out")
+    if device not in (None, "cpu"):
+        raise ConfigError(f"{path} runs on the CPU; leave out --device {device}, or give the checkpoint")
+    runtime, about = open_exported(path, trust)
+    if about.raw:
+        raise ConfigError(f"{path} was exported with --raw, for programs; use the one without, or the checkpoint")
+    return Opened(about.config, about.outputs, runtime, sha256(path), top)

@@ -1,0 +1,53 @@
+"""The table of tasks: adding one is a file and a row here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from vitkit.data import Dataset, Source, open_data
+from vitkit.errors import ConfigError, did_you_mean
+from vitkit.model.base import OutputKind, Outputs, VisionModel
+from vitkit.progress import SILENT, Progress
+from vitkit.tasks.base import Settings, Task
+from vitkit.tasks.classify import Classify, MultiLabel
+from vitkit.tasks.regress import Regress
+from vitkit.tasks.trainee import unwrapped
+
+TASKS: dict[str, type[Task]] = {t.name: t for t in (Classify, MultiLabel, Regress)}
+
+
+def task_of(model: nn.Module, labels: OutputKind | None = None) -> Task:
+    """The task that a model's outputs are made for.
+
+    labels  of the data it is evaluated on: files of older versions do not tell classes from labels, so the data does
+    """
+    inner = unwrapped(model)
+    foreign = Outputs(names=getattr(inner, "class_names", None) or ())
+    return task_for(inner.outputs if isinstance(inner, VisionModel) else foreign, inner.config.classes, labels)
+
+
+def task_for(outputs: Outputs, count: int, labels: OutputKind | None = None) -> Task:
+    """`task_of` where there is no model, only what its `count` outputs mean: an exported file."""
+    kind = labels if labels is not None and "values" not in (labels, outputs.kind) else outputs.kind
+    return next(task for task in TASKS.values() if task.kind == kind)(outputs, count)
+
+
+def open_data_for(
+    model: VisionModel, data: str | Path, progress: Progress = SILENT, classes_from: str | int = "auto"
+) -> Dataset:
+    """A data set as this model is evaluated on it: with the columns that it predicts, where it predicts values."""
+    values = model.outputs.names if model.outputs.kind == "values" else ()
+    return open_data(data, progress, target=values, classes_from=classes_from)
+
+
+def task_of_data(source: Source, name: str, settings: Settings) -> Task:
+    """The task of this name, or the one that the labels of the data ask for."""
+    kind = source.label_kind
+    if name and name not in TASKS:
+        raise ConfigError(f"there is no task {name!r}.{did_you_mean(name, TASKS)} Choose one of: {', '.join(TASKS)}")
+    task = TASKS[name] if name else next(t for t in TASKS.values() if t.kind == kind)
+    if task.kind not in (None, kind):
+        raise ConfigError(f"the task {name} needs {task.kind}, and {source.name} has {kind}; leave out --task")
+    return task.of_data(source, settings)

@@ -1,0 +1,92 @@
+"""Who learns and who teaches: the model as it is run in training, and a frozen teacher to distil from.
+
+The `Trainee` is compiled and wrapped for many processes; the model inside never hears of any of that.
+Shapes: B images, P prefix tokens, N patches, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.model.build import Model
+from vitkit.model.config import Preprocessing
+from vitkit.model.vit import ViT
+
+
+class Trainee(nn.Module):
+    """Images -> logits; with a distillation token, the logits of both tokens as B 2 classes.
+
+    A task may subclass it. Modules and buffers it adds beside `model` (a decoder, a teacher that follows,
+    a centre) learn, move to the device and are part of the run's checkpoints; the model that is kept has
+    none of them.
+    """
+
+    def __init__(self, model: Model, patch_dropout: float = 0.0) -> None:
+        super().__init__()
+        self.model, self.patch_dropout = model, patch_dropout
+        if patch_dropout and not model.mergeable:
+            raise ConfigError("patch_dropout needs a ViT whose positions are added to the tokens; set it to 0")
+
+    def forward(self, images: Tensor) -> Tensor:
+        model = self.model
+        both = isinstance(model, ViT) and model.head.distilled is not None
+        if not isinstance(model, ViT) or not self.training or not (both or self.patch_dropout):
+            return model(images)
+        x, place = model.embed(images)
+        if self.patch_dropout:
+            x = drop_patches(x, model.config.prefix_tokens, self.patch_dropout)
+        x = model.encode(x, place, only=model.head.tokens_read)
+        return torch.stack(model.head.both(x), dim=1) if both else model.head(x)
+
+    def after_step(self, progress: float) -> None:
+        """Called after every update, with how much of the run is done: a teacher may follow its student here."""
+
+
+def drop_patches(x: Tensor, prefix: int, rate: float) -> Tensor:
+    """B (P + N) D -> B (P + kept) D: a random part of the patches of each image; the prefix stays."""
+    batch, count = x.shape[0], x.shape[1] - prefix
+    kept = max(1, round(count * (1 - rate)))
+    order = torch.rand(batch, count, device=x.device).argsort(dim=1)[:, :kept].sort(dim=1).values
+    patches = x[:, prefix:].gather(1, order[:, :, None].expand(-1, -1, x.shape[2]))
+    return torch.cat([x[:, :prefix], patches], dim=1)
+
+
+def unwrapped(model: nn.Module) -> Any:
+    """The model itself, inside what DistributedDataParallel wraps around it."""
+    return getattr(model, "module", model)
+
+
+class Teacher(nn.Module):
+    """A frozen model that answers for images prepared for the student; a foreign module wants what the student wants.
+
+    share        of the loss that compares with the teacher
+    temperature  of soft labels; 0: the teacher's hard decision, as in DeiT
+    """
+
+    def __init__(self, model: nn.Module, student: Model, share: float, temperature: float) -> None:
+        super().__init__()
+        self.model, self.share, self.temperature = model.eval().requires_grad_(False), share, temperature
+        about, ours = getattr(model, "config", student.config), student.config
+        self.ours: Preprocessing = ours.preprocessing
+        self.theirs: Preprocessing = getattr(about, "preprocessing", self.ours)
+        if getattr(about, "classes", ours.classes) != ours.classes:
+            asked = f"the teacher has {about.classes} outputs and the data asks for {ours.classes}"
+            raise ConfigError(f"{asked}; fine-tune the teacher on this data first")
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        def column(values: tuple[float, ...]) -> Tensor:
+            return torch.tensor(values, device=images.device, dtype=images.dtype).view(-1, 1, 1)
+
+        if (self.theirs.mean, self.theirs.std) != (self.ours.mean, self.ours.std):
+            pixels = images * column(self.ours.std) + column(self.ours.mean)
+            images = (pixels - column(self.theirs.mean)) / column(self.theirs.std)
+        if tuple(images.shape[-2:]) != self.theirs.size:
+            images = F.interpolate(images, self.theirs.size, mode="bicubic", antialias=True)
+        output: Tensor = self.model(images)
+        return output

@@ -1,0 +1,332 @@
+"""The training loop, written out: one for one process and for a thousand.
+
+A run is a function of its configuration. Everything random in step n is derived from (seed, n), batches
+come from (seed, epoch, sample), and the state on disk holds the rest, so a run that was killed at any
+moment and resumed ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.data import Batch, Loader, normalise
+from vitkit.data.keys import sample_keys
+from vitkit.errors import TrainError
+from vitkit.evaluation import quick
+from vitkit.model.config import ViTConfig
+from vitkit.progress import Progress
+from vitkit.tasks import Metric
+from vitkit.training.checkpoint import Keeper, restore, save_model, save_replay, save_sharded, state_of
+from vitkit.training.log import Log
+from vitkit.training.optim import grown_size, rate
+from vitkit.training.parts import Parts
+
+EVALUATION_SHARE = 0.05  # of a budget may go into evaluation
+TELL = 2.0  # seconds; whoever watches hears something more often, when steps take long
+BAD_STEPS = 5  # so many losses in a row that are not finite end the run
+
+
+class Watcher(Progress):
+    """What a run tells while it goes; the command draws it, others may ignore it."""
+
+    def step(self, progress: float, line: Line, rate: Rate) -> None:
+        """After every logged step."""
+
+    def evaluated(self, line: Line, score: str, best: str) -> None:
+        """After every evaluation: the score, and the best so far, as they are written; "" without images for it."""
+
+
+class Line(TypedDict, total=False):
+    """A line of the log."""
+
+    step: int
+    epoch: float
+    loss: float | None  # the mean since the last line; None: no finite one
+    lr: float
+    skipped: int
+
+
+class Rate(NamedTuple):
+    """How far the run is: seconds of training, and images seen."""
+
+    seconds: float
+    images: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run reached, and where it is."""
+
+    out: Path
+    score: Metric  # the one of the metrics that decides
+    steps: int
+    epochs: float
+    seconds: float
+    validation: dict[str, float]  # of the last weights (their average where one is kept)
+    best: dict[str, float]  # with "score", the one of the metrics that decides, and its "step"
+    test: dict[str, float] = field(default_factory=dict)  # of the best weights, when there is a test split
+    skipped: int = 0  # steps whose loss was not finite
+    bad_files: int = 0
+
+    def to_dict(self) -> dict[str, object]:
+        return {**{k: v for k, v in vars(self).items() if k != "score"}, "out": str(self.out)}
+
+
+class Stopped(TrainError):
+    """The run was asked to stop, and everything is saved."""
+
+    exit_code = 130
+
+
+class Loop:
+    def __init__(self, parts: Parts, watcher: Watcher, started: float) -> None:
+        self.parts, self.watcher, self.started = parts, watcher, started
+        self.config, self.world, self.out = parts.config, parts.world, Path(parts.config.out)
+        self.keeper = Keeper(self.out / "checkpoints")
+        self.step = self.skipped = self.bad_in_a_row = 0
+        self.elapsed_before = 0.0  # seconds that earlier parts of this run took
+        self.window: list[float] = []  # losses since the last line of the log
+        self.best, self.validation = dict[str, float](), dict[str, float]()
+        self.evaluations_done = 0
+        self.evaluation_seconds = self.evaluation_total = 0.0  # of the last one, of all
+        self.too_much_evaluation = self.stop_asked = False
+        self.told = 0.0  # when whoever watches last heard something
+
+    # --- progress ----------------------------------------------------------------------------------
+
+    @property
+    def elapsed(self) -> float:
+        return self.elapsed_before + time.monotonic() - self.started
+
+    def progress(self) -> float:
+        """0 at the start, 1 when done: by steps, or by the clock with time kept for what comes after."""
+        if not self.config.budget:
+            return self.step / self.config.steps
+        after = 2.0 + self.evaluation_seconds * (1 + self.parts.test_share)
+        return min(1.0, self.elapsed / max(1.0, self.config.budget - after))
+
+    # --- the loop ----------------------------------------------------------------------------------
+
+    def run(self, resumed: bool) -> Result:
+        log = Log(self.out, self.step if resumed else -1) if self.world.first else None
+        saved = time.monotonic()
+        progress, stop = self.sync()
+        with stop_signals(self):
+            while progress < 1 or not self.step:  # one step at least, however short the budget
+                for batch in self.parts.loader:
+                    loss = self.train_step(batch, progress)
+                    self.step += 1
+                    self.window.append(loss)
+                    progress, stop = self.sync()
+                    if log is not None:
+                        self.write_line(log, progress)
+                    if self.evaluation_due(progress):
+                        self.evaluate(log)
+                    if stop or time.monotonic() - saved > self.config.save_every or progress >= 1:
+                        self.save(background=not stop)
+                        saved = time.monotonic()
+                    if stop:
+                        self.keeper.finish()
+                        again = f"vitkit train {self.config.data} --out {self.config.out} --resume"
+                        raise Stopped(f"stopped at step {self.step}, all saved. Resume with: {again}")
+                    if progress >= 1:
+                        break
+        self.keeper.finish()
+        if log is not None:
+            log.close()
+        self.check_learned()
+        save_model(self, self.out / "model.safetensors")
+        reached = (self.step, self.epoch, self.elapsed, self.validation, self.best, self.metrics(self.parts.test))
+        return Result(self.out, self.parts.task.score, *reached, self.skipped, len(self.parts.loader.bad_files))
+
+    def sync(self) -> tuple[float, bool]:
+        """Progress, the wish to stop, and whether evaluation took too much of a budget: the same in all processes."""
+        share = self.evaluation_total / max(1.0, self.elapsed) if self.config.budget else 0.0
+        progress, stop, share = self.world.largest(self.progress(), float(self.stop_asked), share)
+        self.too_much_evaluation = share > EVALUATION_SHARE
+        return progress, bool(stop)
+
+    def train_step(self, batch: Batch, progress: float) -> float:
+        """One update from one batch of all processes; returns its mean loss."""
+        config, parts = self.config, self.parts
+        torch.manual_seed(int(sample_keys(config.seed, self.step, [self.world.rank])[0] >> 1))
+        share = rate(progress, config.warmup, config.schedule, config.end)
+        for optimizer in parts.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * share * group["factor"]
+            optimizer.zero_grad(set_to_none=True)
+        parts.wrapped.train()
+        value = self.world.mean(self.backward(*self.inputs(batch, progress))).item()
+        if not math.isfinite(value):
+            self.skip(batch, value)
+            return value
+        self.bad_in_a_row = 0
+        self.update()
+        parts.trainee.after_step(progress)
+        if parts.average is not None:
+            parts.average.update(parts.model, self.step)
+        return value
+
+    def inputs(self, batch: Batch, progress: float) -> tuple[Tensor, Tensor]:
+        """uint8 images -> what the trainee sees, and its targets."""
+        model, start = self.parts.model.config, self.config.progressive
+        images = normalise(batch.images.to(self.world.device, non_blocking=True), model.preprocessing)
+        images, targets = self.parts.task.targets(images, batch.labels, batch.keys)
+        if start < 1 and isinstance(model, ViTConfig):
+            sides = zip(model.image_size, model.patch_size, strict=True)
+            size = [grown_size(progress, start, side, patch) for side, patch in sides]
+            images = F.interpolate(images, size, mode="bilinear", antialias=True)
+        return images, targets
+
+    def backward(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Gradients of the mean loss, in `accumulate` parts; processes talk only after the last."""
+        parts, count = self.parts, self.config.accumulate
+        chunks = list(zip(images.chunk(count), targets.chunk(count), strict=True))
+        total = torch.zeros((), device=self.world.device)
+        many = parts.wrapped if isinstance(parts.wrapped, nn.parallel.DistributedDataParallel) else None
+        for left, (x, y) in zip(reversed(range(len(chunks))), chunks, strict=True):
+            with many.no_sync() if many is not None and left else nullcontext():
+                with parts.autocast():
+                    loss = parts.task.loss(parts.wrapped, x, y) * (len(x) / len(images))
+                parts.scaler.scale(loss).backward()
+            total += loss.detach()
+        return total
+
+    def update(self) -> None:
+        parts = self.parts
+        for optimizer in parts.optimizers:
+            parts.scaler.unscale_(optimizer)
+        if self.config.clip:
+            nn.utils.clip_grad_norm_(parts.learning, self.config.clip, foreach=True)
+        for optimizer in parts.optimizers:
+            parts.scaler.step(optimizer)
+        parts.scaler.update()
+
+    def skip(self, batch: Batch, value: float) -> None:
+        """A loss that is not finite: leave the step out; several in a row end the run with a replay."""
+        self.skipped += 1
+        self.bad_in_a_row += 1
+        if self.bad_in_a_row < BAD_STEPS:
+            return
+        self.keeper.finish()
+        replay = self.out / "replay"
+        if self.world.first:
+            save_replay(replay, self, batch)
+        what = f"the loss was {value} in {BAD_STEPS} steps in a row, up to step {self.step}"
+        advice = f"try a smaller --lr or --set precision=fp32. Look into it with: vitkit replay {replay}"
+        raise TrainError(f"{what}; {advice}")
+
+    # --- now and then ------------------------------------------------------------------------------
+
+    def write_line(self, log: Log, progress: float) -> None:
+        """Into the log every `log_every` steps; whoever watches also hears of slow steps between."""
+        due = self.step % self.config.log_every == 0 or progress >= 1
+        if not due and time.monotonic() - self.told <= TELL:
+            return
+        finite = [x for x in self.window if math.isfinite(x)]
+        line: Line = {"step": self.step, "epoch": self.epoch}
+        line["loss"] = sum(finite) / len(finite) if finite else None
+        line["lr"] = self.parts.optimizers[0].param_groups[0]["lr"]
+        if self.skipped:
+            line["skipped"] = self.skipped
+        if due:
+            self.window.clear()
+            log.write({**line})
+        self.told = time.monotonic()
+        self.watcher.step(progress, line, Rate(self.elapsed, self.step * self.parts.loader.batch_size))
+
+    @property
+    def epoch(self) -> float:
+        return round(self.step / len(self.parts.loader), 4)
+
+    def evaluation_due(self, progress: float) -> bool:
+        """At most `evaluations` of them, evenly spread, and always at the end; fewer when a budget is short.
+
+        A budget has one within its first tenth: it tells how much time to keep for the last.
+        """
+        if self.config.budget and not self.evaluation_seconds and progress >= 0.1:
+            return True
+        due = int(progress * self.config.evaluations + 1e-9)
+        return progress >= 1 or (due > self.evaluations_done and not self.too_much_evaluation)
+
+    def evaluate(self, log: Log | None) -> None:
+        before, progress, metric = time.monotonic(), self.progress(), self.parts.task.score
+        self.validation = self.metrics(self.parts.validation)
+        self.evaluations_done = max(self.evaluations_done + 1, int(progress * self.config.evaluations + 1e-9))
+        score = self.validation.get(metric.key, 0.0)
+        if not self.best or metric.improves(score, self.best["score"]):
+            self.best = {"score": score, "step": self.step, **self.validation}
+            save_model(self, self.out / "best.safetensors")
+        self.evaluation_seconds = time.monotonic() - before
+        self.evaluation_total += self.evaluation_seconds
+        line: Line = {"step": self.step, "epoch": self.epoch}
+        if log is not None:
+            log.write({**line, **{f"val_{k}": v for k, v in self.validation.items()}})
+        shown = [metric.text(value) for value in (score, self.best["score"])] if self.validation else ["", ""]
+        self.watcher.evaluated(line, *shown)
+
+    def metrics(self, loader: Loader | None) -> dict[str, float]:
+        """Of the weights that are kept; none without images to evaluate on."""
+        found = quick(self.parts.evaluated, loader, self.world.device, self.parts.task) if loader is not None else {}
+        return {k: v for k, v in found.items() if k != "samples"}
+
+    def save(self, background: bool) -> None:
+        """The whole state of the run; from then on it can be resumed from here."""
+        state = state_of(self)
+        if self.config.shard:
+            save_sharded(self, state)
+        elif self.world.first:
+            self.keeper.save(self.step, state, background)
+
+    def check_learned(self) -> None:
+        """A run that came to its end without finite numbers is no success: its weights are good for nothing."""
+        loss = self.validation.get("loss", 0.0)
+        if 2 * self.skipped > self.step or not math.isfinite(loss):
+            raise TrainError(
+                f"the run has diverged: the loss was not finite in {self.skipped} of {self.step} steps, and is {loss} "
+                f"on the validation split. Start again in another folder with a smaller --lr"
+            )
+
+    def resume(self, restart: bool = False) -> bool:
+        """Take up the newest sound checkpoint; False when there is none. With `restart` all are put aside."""
+        if restart and self.world.first:
+            for step in self.keeper.steps():
+                self.watcher.note(f"the checkpoint of step {step} is kept as {self.keeper.put_aside(step)}")
+        folder = self.world.share(self.keeper.newest(self.watcher) if self.world.first else None)
+        if folder is None:
+            return False
+        restore(self, folder)
+        self.watcher.note(f"resumed at step {self.step} from {folder}")
+        return True
+
+
+@contextmanager
+def stop_signals(loop: Loop) -> Iterator[None]:
+    """SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if loop.stop_asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        loop.stop_asked = True
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

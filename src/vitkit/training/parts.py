@@ -1,0 +1,236 @@
+"""What a run is made of, put together from its configuration: task, data, model, optimisers."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from vitkit.checkpoints.family import Checkpoint
+from vitkit.checkpoints.load import load, open_checkpoint
+from vitkit.checkpoints.options import ModelOptions
+from vitkit.data import Augment, BadFiles, Loader, Source, cached, evaluation_split
+from vitkit.data.dataset import Dataset
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation import evaluation_loader
+from vitkit.model.attention import Attention
+from vitkit.model.base import VisionModel
+from vitkit.model.build import Model, create, outline
+from vitkit.model.vit import ViT
+from vitkit.progress import Progress
+from vitkit.tasks import Settings, Task
+from vitkit.tasks.table import task_of_data
+from vitkit.tasks.trainee import Teacher, Trainee
+from vitkit.training import optim
+from vitkit.training.config import TrainConfig
+from vitkit.world import World, ensure_group
+
+Loaders = tuple[Loader, Loader | None, Loader | None]  # of the splits train, val, test
+
+
+@dataclass
+class Parts:
+    config: TrainConfig
+    world: World
+    task: Task
+    model: Model  # the weights that learn
+    trainee: Trainee  # the model and what the task adds to it
+    wrapped: nn.Module  # the trainee, compiled and wrapped for many processes
+    average: optim.Average | None
+    optimizers: list[torch.optim.Optimizer]
+    learning: list[nn.Parameter]
+    scaler: torch.amp.GradScaler
+    loader: Loader
+    validation: Loader | None
+    test: Loader | None
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The weights that are evaluated and kept: the average, where there is one."""
+        if self.average is not None:
+            return self.average.model
+        return self.wrapped if self.config.shard else self.model  # FSDP gathers the weights where it was put around
+
+    @property
+    def test_share(self) -> float:
+        """Images of the test split per image of the validation split."""
+        if self.test is None or self.validation is None:
+            return 0.0
+        return len(self.test.source) / max(1, len(self.validation.source))
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.config.precision == "fp32":
+            return nullcontext()
+        dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float16
+        return torch.autocast(self.world.device.type, dtype)
+
+
+def task_for(config: TrainConfig, source: Source) -> Task:
+    settings = Settings(config.loss, config.class_weights, config.augment or Augment(), config.options)
+    return task_of_data(source, config.task, settings)
+
+
+def open_init(config: TrainConfig) -> Checkpoint | None:
+    """The checkpoint to fine-tune, looked into but not yet adapted."""
+    return None if config.init is None else open_checkpoint(config.init, _options(config))
+
+
+def _options(config: TrainConfig, **more: object) -> ModelOptions:
+    given = {"image_size": config.image_size} if config.image_size is not None else {}
+    return ModelOptions.of(**{**config.changes, **given, **more})
+
+
+def assemble(
+    config: TrainConfig,
+    world: World,
+    data: Dataset,
+    progress: Progress,
+    init: Checkpoint | None = None,
+    teacher: nn.Module | None = None,
+) -> Parts:
+    task = task_for(config, data.split("train"))
+    if init is not None:  # the checkpoint to fine-tune, with a head for the task
+        model = load(init, options=_options(config, classes=task.count, dtype="float32"))
+        task.prepare(model)
+    else:
+        torch.manual_seed(config.seed)
+        model = create(config.model, **_options(config, classes=task.count).changes)
+        model.outputs = task.outputs
+    model = model.to(world.device)
+    freeze(model, config.freeze)
+    add_lora(model, config.lora)
+    model.gradient_checkpointing = config.gradient_checkpointing
+    average = optim.Average(model, config.ema) if config.ema else None
+    if config.shard and average is not None:
+        wrap(average.model, world, shard=True)
+    trainee = task.trainee(model, config.patch_dropout).to(world.device)
+    wrapped = wrap(compiled(trainee, config, world, progress), world, config.shard)
+    beside = ((name, p) for name, p in trainee.named_parameters() if not name.startswith("model."))  # the task's own
+    optimizers = optim.build(model, config, beside)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+    if teacher is not None or config.teacher is not None:
+        guide = teacher if teacher is not None else load(str(config.teacher))
+        task.learn_from(Teacher(guide, model, config.teacher_share, config.temperature).to(world.device))
+    learning = [p for p in trainee.parameters() if p.requires_grad]
+    scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
+    models = (model, trainee, wrapped, average, optimizers, learning, scaler)
+    return Parts(config, world, task, *models, *loaders(config, world, data, model))
+
+
+def loaders(config: TrainConfig, world: World, data: Dataset, model: Model) -> Loaders:
+    """Training batches, and evaluation of the val and test splits where the set has them."""
+    source, pre, channels = data.split("train"), model.config.preprocessing, model.config.channels
+    workers = max(0, config.workers)
+    if config.cache:
+        source = cached(source, pre, config.augment, channels, workers=workers)
+    bad_files = BadFiles(Path(config.out) / "bad-files.csv", total=len(source), max_bad=config.max_bad)
+    place = (workers, world.rank, world.size)
+    varied = (config.batch_size, config.augment, config.seed)
+    training = Loader(source, pre, *varied, *place, config.balanced, bad_files, channels)
+    if not len(training):
+        raise DataError(f"{config.data} has only {len(source)} images to train on; add more")
+    there = [split for split in ("val", "test") if source.splits.get(split)]
+    found = {split: evaluation_loader(data.split(split), model.config, None, *place) for split in there}
+    validation = "test" if "val" not in found and evaluation_split(source.splits) == "test" else "val"
+    return training, found.get(validation), found.get("test")
+
+
+def compiled(trainee: Trainee, config: TrainConfig, world: World, progress: Progress) -> nn.Module:
+    """torch.compile where it pays: on a GPU, or when asked for. Where it fails the run continues without."""
+    if config.compile == "no" or (config.compile == "auto" and world.device.type != "cuda"):
+        return trainee
+    model = trainee.model.config
+    try:
+        module: nn.Module = torch.compile(trainee)  # type: ignore[assignment]
+        with torch.no_grad():
+            module(torch.zeros(2, model.channels, *model.image_size, device=world.device))
+    except Exception as e:  # a missing compiler, an unsupported GPU: none of it is worth a run
+        progress.note(f"torch.compile does not work here ({type(e).__name__}); it runs without")
+        return trainee
+    return module
+
+
+def wrap(trainee: nn.Module, world: World, shard: bool) -> nn.Module:
+    """DDP, or FSDP over the blocks and then the rest; a world of one needs neither."""
+    if world.size == 1 and not shard:
+        return trainee
+    if not shard:
+        frozen = any(not p.requires_grad for p in trainee.parameters())
+        ids = [world.device.index] if world.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(trainee, device_ids=ids, find_unused_parameters=frozen)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    ensure_group()
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for part in trainee.modules():
+        for block in part.blocks if isinstance(part, VisionModel) else ():
+            fully_shard(block, mesh=mesh)
+    fully_shard(trainee, mesh=mesh)
+    return trainee
+
+
+# --- training only a part of a model ----------------------------------------------------------------
+
+
+class LowRank(nn.Module):
+    """weight -> weight + B A / sqrt(r): B starts at zero, so that the model starts as it was."""
+
+    def __init__(self, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        outputs, inputs = weight.shape
+        self.a = nn.Parameter(torch.randn(rank, inputs, device=weight.device, dtype=weight.dtype) * inputs**-0.5)
+        self.b = nn.Parameter(torch.zeros(outputs, rank, device=weight.device, dtype=weight.dtype))
+        self.scale = rank**-0.5
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.scale * (self.b @ self.a)
+
+
+def freeze(model: Model, what: str) -> None:
+    """ "backbone" leaves only the classifier to learn; a number freezes the embedding and so many blocks."""
+    if not what:
+        return
+    learning: list[nn.Module] = [*model.classifiers]
+    if what != "backbone":
+        if not isinstance(model, ViT):
+            raise ConfigError(f"freeze={what} counts Transformer blocks, and a ResNet has none; use freeze=backbone")
+        blocks, count = list(model.encoder.blocks), int(what)
+        if count > len(blocks):
+            raise ConfigError(f"freeze={what}: the model has only {len(blocks)} blocks; use freeze=backbone for all")
+        learning = [module for module in (*blocks[count:], model.norm, model.head) if module is not None]
+    model.requires_grad_(False)
+    for module in learning:
+        module.requires_grad_(True)
+
+
+def add_lora(model: Model, rank: int) -> None:
+    """Freeze all but the classifier, and give the attention's maps low-rank updates that learn."""
+    if not rank:
+        return
+    if not isinstance(model, ViT):
+        raise ConfigError("lora updates the maps of attention, and a ResNet has none; use freeze=backbone")
+    freeze(model, "backbone")
+    attentions = [module for module in model.encoder.modules() if isinstance(module, Attention)]
+    for linear in [part for attention in attentions for part in attention.children()]:
+        if isinstance(linear, nn.Linear):
+            parametrize.register_parametrization(linear, "weight", LowRank(linear.weight, rank))
+
+
+@torch.no_grad()
+def plain(model: Model) -> Model:
+    """The model without adapters: low-rank updates are added into the weights they belong to."""
+    if not any(parametrize.is_parametrized(m) for m in model.modules()):
+        return model
+    merged = outline(model.config)
+    owners = {name: name.rpartition(".") for name in merged.state_dict()}
+    tensors = {name: getattr(model.get_submodule(o), leaf).detach() for name, (o, _, leaf) in owners.items()}
+    merged.load_state_dict(tensors, assign=True)
+    merged.outputs = model.outputs
+    return merged.eval()

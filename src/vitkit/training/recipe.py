@@ -1,0 +1,164 @@
+"""Everything the user left open, chosen from the data, the checkpoint and the machine, with the reasons.
+
+What a choice was measured to be worth stands beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import numpy as np
+
+from vitkit.data import Source, drop_unsafe_flip, preset
+from vitkit.data.dataset import Dataset
+from vitkit.data.decode import BadImage
+from vitkit.errors import ConfigError
+from vitkit.model.config import AnyConfig, Size, ViTConfig
+from vitkit.tasks import Task
+from vitkit.training import published
+from vitkit.training.config import TrainConfig
+from vitkit.training.optim import OPTIMIZERS
+from vitkit.training.parts import task_for
+from vitkit.world import World
+
+Choices = dict[str, object]  # for fields of the configuration that were left open
+FEW = 5_000  # images; fewer are learned by heart without dropout
+SHALLOW = 8  # blocks; fewer are fine-tuned at one learning rate
+_SMALL = (  # images up to so many pixels, the model, what it is made for
+    (12, "conv+8px/2", "8 pixels"),
+    (30, "conv+28px/8", "28 pixels, enlarged to 32: few tokens, quick to learn"),
+    (48, "conv+32px/8", "32 pixels: few tokens, quick to learn"),
+)
+
+
+def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig | None) -> tuple[TrainConfig, list[str]]:
+    """The configuration with nothing left open, and a line for every choice made."""
+    source = data.split("train")
+    task = task_for(config, source)
+    size, count, fine = image_size(source), len(source), config.init is not None
+    if config.freeze == "backbone" and not fine:
+        raise ConfigError("--freeze backbone learns on top of a trained model; name one with --init")
+    reasons = [f"data: {count:,} images of about {size[1]}x{size[0]} (width x height), {task.describe()}"]
+    if config.recipe:
+        config, stated = published.apply(config, choose_batch(count, world), count)
+        reasons += stated
+        if config.augment is not None:
+            config = config.replace(augment=drop_unsafe_flip(config.augment, source.flip_safe))
+    batch = config.batch_size or choose_batch(count, world)
+    if batch % world.size:
+        raise ConfigError(f"--batch-size {batch} must be divided by the {world.size} processes")
+    choices: Choices = {"batch_size": batch, "loss": task.loss_name}
+    choices |= fill_model(config, source, size, world, reasons)
+    choices |= choose_length(config, count, batch, reasons)
+    choices |= choose_optimizer(config, batch, init, reasons)
+    choices |= choose_augmentation(config, task, source, reasons)
+    if config.workers < 0:  # images in memory need none
+        choices["workers"] = 0 if source.pixels is not None else max(1, (os.cpu_count() or 1) // world.size)
+    if len(task.losses) == 1 or config.loss:
+        reasons.append(f"loss: {task.loss_name}, for {task.describe()}")
+    return config.replace(**choices), reasons
+
+
+def fill_model(config: TrainConfig, source: Source, size: Size, world: World, reasons: list[str]) -> Choices:
+    """The model where none was named, and the channels of the images."""
+    if config.init is not None:
+        return {}
+    if config.model:
+        return {} if "channels" in config.changes else {"changes": {"channels": source.channels, **config.changes}}
+    name, changes, why = choose_model(size, source.channels, world)
+    pixels = config.image_size or config.changes.get("image_size") or changes.pop("image_size", None)
+    changes.pop("image_size", None)
+    if pixels is not None and config.image_size is None:
+        why += f", at {pixels} pixels"
+    if len(source) < FEW:
+        changes["dropout"] = 0.1
+        why += "; with dropout, since the images are few"
+    reasons.append(f"model: {name}, {why}")
+    changes |= {k: v for k, v in config.changes.items() if k != "image_size"}
+    return {"model": name, "changes": changes, "image_size": pixels}
+
+
+def choose_length(config: TrainConfig, count: int, batch: int, reasons: list[str]) -> Choices:
+    """Epochs become steps, which say the same exactly."""
+    if config.steps or config.budget:
+        return {}
+    small = count < 20_000
+    chosen = (20 if small else 8) if config.init is not None else 60 if count < FEW else 30 if small else 12
+    epochs = config.epochs or chosen
+    if not config.epochs:
+        reasons.append(f"length: {epochs:g} epochs, for {count:,} images")
+    return {"steps": max(1, round(epochs * max(1, count // batch))), "epochs": 0.0}
+
+
+def image_size(source: Source) -> Size:
+    """(height, width) of the images, from the middle one of a few."""
+    if source.pixels is not None:
+        return int(source.pixels.shape[-2]), int(source.pixels.shape[-1])
+    sizes = []
+    for index in np.linspace(0, len(source) - 1, num=min(16, len(source))).astype(int):
+        with suppress(BadImage):
+            sizes.append(source.image(int(index), source.channels).size)
+    width, height = np.median(sizes or [(224, 224)], axis=0)
+    return int(height), int(width)
+
+
+def choose_model(size: Size, channels: int, world: World) -> tuple[str, Choices, str]:
+    """A name of the zoo, changes to it, and why.
+
+    Small images: convolutions before few tokens. One pass over MNIST, Muon: 98.5% at 940 img/s with
+    convolutions of stride 2 and 1 before 16 tokens, 98.6% at 720 with stride 1 and 2, 98.1% at 570 with 49 tokens,
+    97.4% at 700 with plain patches of 7 (one thread of a busy machine). CIFAR-10, 25,600 images: 42.3% at 385
+    img/s; plain patches of 4 with AdamW 35.1% at 160.
+    """
+    same: Choices = {"channels": channels}
+    for pixels, name, why in _SMALL:
+        if max(size) <= pixels:
+            return name, same, f"made for images of {why}"
+    if world.device.type == "cpu":
+        return "vit-ti/16", {**same, "image_size": 128}, "a small one of the paper's shape, for a CPU"
+    return "vit-s/16", same, "a good start on a GPU; larger ones want more data"
+
+
+def choose_batch(count: int, world: World) -> int:
+    """Large enough to keep the machine busy, small enough for a few hundred steps an epoch."""
+    batch = 64 if world.device.type == "cpu" else 256
+    while batch > 16 and count // batch < 20:
+        batch //= 2
+    return max(world.size, batch // world.size * world.size)
+
+
+def choose_optimizer(config: TrainConfig, batch: int, init: AnyConfig | None, reasons: list[str]) -> Choices:
+    """Which, its peak learning rate and weight decay; for fine-tuning also whether early layers learn more slowly.
+
+    A model of four blocks, from digits of 8 pixels to 16, 200 steps: 97.6% at 2e-3 without layer-wise decay, 90.0%
+    at 5e-4 with it; LoRA 91.8% at 5e-3, 92.9% at 2e-2, 50.6% at 5e-4.
+    """
+    fine = config.init is not None
+    shallow = isinstance(init, ViTConfig) and init.depth < SHALLOW  # so few blocks that all should learn alike
+    name = config.optimizer or ("adamw" if fine else "muon")
+    kind = OPTIMIZERS[name]
+    lr, decay = kind.lr, kind.decay
+    if fine and name == "adamw":
+        lr = (2e-3 if shallow else 5e-4) * (4 if config.lora else 1)
+    lr *= (batch / kind.batch) ** kind.power
+    if config.freeze == "backbone" and name != "sgd":
+        lr, decay = 1e-2, 0.0
+    chosen: Choices = {"optimizer": name, "lr": config.lr or round(lr, 6)}
+    chosen["weight_decay"] = config.weight_decay if config.weight_decay >= 0 else decay
+    untouched = config.layer_decay == 1.0 and not config.freeze and not config.lora
+    if fine and name == "adamw" and not shallow and untouched:
+        chosen["layer_decay"] = 0.75
+    reasons.append(f"optimiser: {name}, learning rate {chosen['lr']:g}, batches of {batch}")
+    return chosen
+
+
+def choose_augmentation(config: TrainConfig, task: Task, source: Source, reasons: list[str]) -> Choices:
+    if config.augment is not None:
+        return {}
+    name = "none" if config.freeze == "backbone" else task.augmentation
+    why = task.why_augmentation if name == task.augmentation else ""
+    if not source.flip_safe:
+        why = ", without mirror images"
+    reasons.append(f"augmentation: {name}{why}")
+    return {"augment": drop_unsafe_flip(preset(name), source.flip_safe)}

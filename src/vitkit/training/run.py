@@ -1,0 +1,241 @@
+"""From a configuration to a finished run, `train(config)`; a step that went wrong, run again, `replay(folder)`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy
+import PIL
+import torch
+from torch import Tensor, nn
+
+from vitkit import __version__
+from vitkit import world as worlds
+from vitkit.data import Batch, Dataset, open_data
+from vitkit.data.check import leakage
+from vitkit.data.identity import difference, identity
+from vitkit.errors import ConfigError, MissingPackage, TrainError
+from vitkit.explanation.training import curves_of, read_log
+from vitkit.figures.style import save_png, styled
+from vitkit.io import parse_json, write_json
+from vitkit.locks import only_one
+from vitkit.training.checkpoint import State, put_back
+from vitkit.training.config import TrainConfig
+from vitkit.training.log import EVENTS
+from vitkit.training.loop import Loop, Result, Watcher
+from vitkit.training.parts import Parts, assemble, open_init
+from vitkit.training.recipe import complete
+from vitkit.world import World
+
+# What a run writes over or removes in its folder; everything else there is left alone.
+OURS = ["config.json", "checkpoints", "log.jsonl", "best.safetensors", "model.safetensors", "result.json", "replay"]
+DATA = "data.json"  # what the set consisted of
+OURS += ["curves.png", EVENTS, DATA]
+
+
+def train(
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    restart: bool = False,
+    accept_changed_data: bool = False,
+    watcher: Watcher | None = None,
+    started: float | None = None,
+    teacher: nn.Module | None = None,
+) -> Result:
+    """Run a configuration to its end, or continue the run that its folder holds.
+
+    resume   take the configuration from the folder `config.out` and continue where it was left
+    restart  begin the run in the folder again at its first step; its checkpoints are kept aside
+    accept_changed_data  resume although the data set is not what it was
+    watcher  is called at every step and evaluation
+    started  `time.monotonic()` when the clock of `budget` began
+    teacher  a model to learn from, instead of the checkpoint `config.teacher`
+    """
+    started = time.monotonic() if started is None else started
+    # After a lost process torchrun starts the same command again, which then means: resume.
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    resume = resume or restart or (restarted and (Path(config.out) / "config.json").exists())
+    world = worlds.join(config.device)
+    watcher = watcher if watcher is not None and world.first else Watcher()
+    lock = only_one(Path(config.out) / ".lock", f"the run in {config.out}", "choose another folder with --out")
+    with ExitStack() as stack:
+        stack.callback(worlds.leave)
+        if world.first:
+            stack.enter_context(lock)
+        resumed = world.share(_claim(config, resume) if world.first else None)
+        for line in ignored(config, resumed) if resumed is not None else ():
+            watcher.note(line)
+        loop = _prepare(resumed or config, resumed is None, world, watcher, started, teacher, accept_changed_data)
+        found = resumed is not None and loop.resume(restart and not restarted)
+        if resumed is not None and not found:
+            watcher.note("there is no checkpoint: the run starts with its first step")
+        result = loop.run(resumed=found)
+        loop.parts.loader.close()
+        if world.first:
+            write_json(result.out / "result.json", {k: v for k, v in result.to_dict().items() if k != "out"})
+            _draw_curves(result.out, watcher)
+        return result
+
+
+def _prepare(
+    config: TrainConfig,
+    new: bool,
+    world: World,
+    watcher: Watcher,
+    started: float,
+    teacher: nn.Module | None,
+    accept: bool | None = None,  # changed data; None: whether it changed does not matter
+) -> Loop:
+    """The loop of a configuration; that of a new run is completed and written down first."""
+    data = open_data(config.data, watcher, target=config.target, classes_from=config.classes_from)
+    if world.first and not new and accept is not None:
+        _compare_data(Path(config.out), data, watcher, accept)
+    init = open_init(config)
+    reasons: list[str] = []
+    if new:
+        config, reasons = complete(config, data, world, init.config if init else None)
+        for line in (*reasons, leakage(data) if world.first else ""):
+            if line:
+                watcher.note(line)
+    parts = assemble(config, world, data, watcher, init, teacher)
+    if new and world.first:
+        write_json(Path(config.out) / DATA, identity(data))
+        _write_config(config, parts, reasons)
+    return Loop(parts, watcher, started)
+
+
+def _claim(config: TrainConfig, resume: bool) -> TrainConfig | None:
+    """The configuration of the run in the folder when it is resumed; an error when a new one would overwrite it."""
+    path = Path(config.out) / "config.json"
+    if not resume:
+        taken = [name for name in OURS if (path.parent / name).exists()]
+        if "config.json" in taken:
+            hint = "continue it with --resume, or choose another folder with --out"
+            raise TrainError(f"{config.out} already holds a run; {hint}")
+        if taken:
+            what = f"{config.out} holds {', '.join(taken)}, which a run would overwrite, and no run of vitkit"
+            raise TrainError(f"{what}; choose another folder with --out")
+        return None
+    try:
+        saved = TrainConfig.from_dict(parse_json(path.read_text())["train"])
+    except FileNotFoundError:
+        hint = "give its folder with --out, or leave out --resume"
+        raise TrainError(f"{config.out} holds no run to resume; {hint}") from None
+    except (ValueError, KeyError, TypeError) as e:
+        raise TrainError(f"{path} cannot be read ({e}); restore it, or start in another folder") from e
+    if config.data and config.data != saved.data:
+        raise ConfigError(f"the run in {config.out} was trained on {saved.data}, not on {config.data}")
+    return saved.replace(out=config.out)
+
+
+def _compare_data(out: Path, data: Dataset, watcher: Watcher, accept: bool) -> None:
+    """An error when the data set is not what it was, unless that is accepted; then it counts from now on."""
+    now = identity(data)
+    try:
+        before = {str(k): str(v) for k, v in parse_json((out / DATA).read_text()).items()}
+    except FileNotFoundError:  # a run of version 0.1, which kept less
+        before = _kept_by_0_1(out / "config.json")
+        now = {"classes": now["classes"], **{s: f"{n} images" for s, n in data.splits.items()}}
+    except (OSError, ValueError, AttributeError) as e:
+        before = {DATA: f"damaged ({e})"}
+    if not (changes := difference(before, now)):
+        return
+    what = f"{data.name} is not what it was when the run in {out} was started: {changes}"
+    if not accept:
+        raise TrainError(f"{what}. Restore it, or continue all the same with --accept-changed-data")
+    watcher.note(what)
+    write_json(out / DATA, identity(data))
+
+
+def _kept_by_0_1(path: Path) -> dict[str, str]:
+    try:
+        kept = parse_json(path.read_text())
+        return {"classes": ", ".join(kept["classes"]), **{s: f"{n} images" for s, n in kept["splits"].items()}}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise TrainError(f"{path} cannot be read ({e}); restore it, or start in another folder") from e
+
+
+def ignored(asked: TrainConfig, saved: TrainConfig) -> list[str]:
+    """A line for each setting that was given and differs from the run's, which continues with its own."""
+    plain = TrainConfig(data=asked.data, out=asked.out).to_dict()
+    now, then = asked.to_dict(), saved.to_dict()
+    now["changes"] = {**saved.changes, **asked.changes}  # the recipe may have added some
+    given = [name for name, value in now.items() if value not in (plain[name], then[name])]
+    if "epochs" in given and then["steps"]:
+        given.remove("epochs")  # they became steps when the run was started
+    return [f"{name}={now[name]} is not used: the run continues as it was, with {name}={then[name]}" for name in given]
+
+
+def _write_config(config: TrainConfig, parts: Parts, reasons: list[str]) -> None:
+    versions = {"vitkit": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    about = {
+        "train": config.to_dict(),
+        "model": {"kind": type(parts.model).__name__, **parts.model.config.to_dict()},
+        "classes": list(parts.task.outputs.names),
+        "splits": parts.loader.source.splits,
+        "chosen": reasons,
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "versions": {**versions, "numpy": numpy.__version__, "pillow": PIL.__version__},
+        "machine": {"cores": os.cpu_count(), "device": parts.world.device.type, "processes": parts.world.size},
+    }
+    write_json(Path(config.out) / "config.json", about)
+
+
+def _draw_curves(out: Path, watcher: Watcher) -> None:
+    """`curves.png`, where matplotlib is installed."""
+    section = curves_of(read_log(out))
+    try:
+        with styled():
+            save_png(section.draw(), out / "curves.png", section.finding, section.alt)
+    except MissingPackage as e:
+        watcher.note(f"no curves.png: {e}")
+
+
+# --- replay ------------------------------------------------------------------------------------------
+
+
+def replay(folder: Path) -> list[str]:
+    """Run a step whose loss was not finite again, layer by layer, and say where the first number went wrong."""
+    config, state, batch = _read_replay(folder)
+    config = config.replace(compile="no", shard=False)
+    loop = _prepare(config, False, worlds.join(config.device), Watcher(), 0.0, None)
+    put_back(loop, state)
+    model, wrong = loop.parts.model, []
+
+    def look(name: str, output: object) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        if isinstance(tensor, Tensor) and not tensor.isfinite().all():
+            wrong.append(name)
+
+    for name, module in list(model.named_modules())[1:]:  # all but the model itself
+        module.register_forward_hook(lambda _, inputs, output, name=name: look(name, output))
+    weights = [n for n, p in model.named_parameters() if not p.isfinite().all()]
+    images, targets = loop.inputs(batch, loop.progress() if config.steps else 0.5)
+    loss = loop.backward(images, targets).item()
+    return [
+        f"step {loop.step}: loss {loss}, {len(batch)} images, indices {batch.indices[:8].tolist()} ...",
+        f"images: {images.min():.3g} to {images.max():.3g}, all finite: {bool(images.isfinite().all())}",
+        f"weights that are not finite: {', '.join(weights[:5]) or 'none'}",
+        f"first layer whose output is not finite: {wrong[0] if wrong else 'none'}",
+    ]
+
+
+def _read_replay(folder: Path) -> tuple[TrainConfig, State, Batch]:
+    if (folder / "log.jsonl").exists():  # the folder of a run was given
+        folder /= "replay"
+        if not folder.is_dir():
+            raise TrainError(f"no step of the run in {folder.parent} went wrong: there is nothing to replay")
+    try:
+        config = TrainConfig.from_dict(parse_json((folder / "config.json").read_text()))
+        kept = torch.load(folder / "step.pt", map_location="cpu", weights_only=True)
+    except (OSError, ValueError) as e:
+        reason = "one is made when a run stops because its loss is not finite"
+        raise TrainError(f"{folder} holds no replay ({e}); {reason}") from e
+    batch = kept["batch"] | {"keys": kept["batch"]["keys"].numpy().view("uint64")}
+    return config, kept["state"], Batch(**batch)

@@ -1,0 +1,138 @@
+"""What a client gets: a `Problem` when it cannot be served, and what the OpenAPI description says about all answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from vitkit.errors import VitkitError
+
+
+class Problem(VitkitError):
+    """An answer that is not what was asked for. `code` stays the same between versions; the words may not."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+    def response(self) -> Response:
+        body = json.dumps({"error": {"code": self.code, "message": str(self)}}, ensure_ascii=False)
+        headers = {401: {"WWW-Authenticate": 'Bearer realm="vitkit"'}, 503: {"Retry-After": "1"}}.get(self.status)
+        return Response(body.encode(errors="replace"), self.status, headers, media_type="application/json")
+
+
+# --- what OpenAPI says -------------------------------------------------------------------------------
+
+ABOUT = """Ask a Vision Transformer what it sees, and why.
+
+Images are sent as they are, in the body or as the files of a form; options go into the address:
+
+    curl --data-binary @cat.jpg http://127.0.0.1:8000/api/v1/predict
+    curl -F a=@cat.jpg -F b=@dog.jpg 'http://127.0.0.1:8000/api/v1/predict?top=3'
+    curl --data-binary @cat.jpg 'http://127.0.0.1:8000/api/v1/explain?method=relevance&format=png' -o why.png
+
+Every address under `/api/v1` also answers under `/api`. Errors are JSON: a code for programs and a sentence for people.
+With `--token`, send `Authorization: Bearer TOKEN`.
+"""
+LIMITS = ("max_bytes", "max_pixels", "max_request_pixels", "max_pictures")  # that a client should know
+Responses = dict[int | str, dict[str, object]]  # by status
+STATUSES = {
+    400: "The request is not proper HTTP, or names a host that this server is not.",
+    401: "A token is needed.",
+    403: "A page of another site asked.",
+    404: "The model has no such thing.",
+    408: "The upload took too long.",
+    413: "The request is too large.",
+    415: "Not an image.",
+    422: "An image that cannot be read, or a wrong field.",
+    500: "The model failed.",
+    503: "The queue is full; see Retry-After.",
+    504: "No answer in time.",
+}
+
+
+class ErrorText(BaseModel):
+    code: str = Field(examples=["not_an_image"])
+    message: str = Field(examples=["not an image; send JPEG, PNG, WebP, GIF, BMP, TIFF or another common format"])
+
+
+class ErrorAnswer(BaseModel):
+    error: ErrorText
+
+
+def problems(*statuses: int) -> Responses:
+    return {status: {"model": ErrorAnswer, "description": STATUSES[status]} for status in statuses}
+
+
+class RankedClass(BaseModel):
+    class_: int = Field(alias="class", examples=[281])
+    name: str = Field(examples=["tabby"])
+    probability: float = Field(ge=0, le=1, examples=[0.87])
+
+
+class Value(BaseModel):
+    name: str = Field(examples=["age"])
+    value: float = Field(examples=[34.2])
+
+
+class Prediction(BaseModel):
+    file: str | None = Field(None, description="The name that the form gave the file.", examples=["cat.jpg"])
+    classes: list[RankedClass] = Field(description="The likeliest first; none where the model predicts numbers.")
+    values: list[Value] | None = Field(None, description="Of a model that predicts numbers, in its order.")
+    picture: str = Field("", description="With image=true: what the model saw, as a data: address of a PNG.")
+
+
+class PredictAnswer(BaseModel):
+    model: str = Field(examples=["demo"])
+    predictions: list[Prediction] = Field(description="One for each image, in the order they were sent.")
+
+
+class ExplainAnswer(BaseModel):
+    model: str = Field(examples=["demo"])
+    method: str = Field(examples=["relevance"])
+    axes: list[str] = Field(description="What the dimensions of values are.", examples=[["row", "column"]])
+    shape: list[int] = Field(examples=[[2, 2]])
+    values: list[object] = Field(description="Nested lists.", examples=[[[0.1, 0.2], [0.7, 0.0]]])
+    layers: list[int] | None = Field(None, description="The layers shown, counted from 0.")
+    classes: list[dict[str, object]] | None = Field(None, description="The classes explained.")
+
+
+class OutputsAnswer(BaseModel):
+    kind: Literal["classes", "labels", "values"] = Field(description="One of several, any number, or numbers.")
+    names: list[str] = Field(examples=[["cat", "dog"]])
+
+
+class ModelAnswer(BaseModel):
+    name: str = Field(examples=["demo"])
+    models: list[str] = Field(description="All that are served here.", examples=[["demo"]])
+    notes: list[str] = Field(description="What was assumed when it was loaded.")
+    runtime: str = Field(examples=["eager"])
+    classes: list[str] = Field(examples=[["cat", "dog"]])
+    outputs: OutputsAnswer
+    channels: int = Field(examples=[3])
+    image_size: list[int] = Field(description="Height and width.", examples=[[224, 224]])
+    params: int = Field(examples=[5717416])
+    gmacs: float = Field(examples=[1.254])
+    explainable: bool
+    limits: dict[str, float] = Field(examples=[{"max_bytes": 16777216, "max_pixels": 50000000, "max_pictures": 32}])
+
+
+class Health(BaseModel):
+    status: str = Field(examples=["ok"])
+
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+
+
+def image_body(what: str) -> dict[str, object]:
+    """The request body of a route that reads it itself."""
+    form = {"schema": {"type": "object", "properties": {"image": _BINARY["schema"]}, "required": ["image"]}}
+    kinds = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
+    content = {**dict.fromkeys(kinds, _BINARY), "multipart/form-data": form}
+    return {"requestBody": {"description": f"{what}, raw or as a form.", "required": True, "content": content}}
+
+
+ANY_BODY: Responses = {200: {"content": {"application/octet-stream": _BINARY, "image/png": _BINARY}}}

@@ -1,0 +1,32 @@
+"""Maps over images: the same colours as on the page, and scales that outliers do not spoil."""
+
+import json
+from importlib.resources import files
+
+import numpy as np
+
+from vitkit.figures.overlay import MAGMA, levels, overlay
+
+
+def test_the_page_has_the_same_colours() -> None:
+    stops = json.loads((files("vitkit.web") / "static" / "colours.json").read_text())["magma"]
+    assert [list(stop) for stop in MAGMA] == stops
+
+
+def test_levels_go_from_the_least_to_the_quantile() -> None:
+    values = np.arange(200.0).reshape(10, 20)
+    assert levels(values).max() == 1
+    values[0, 0] = 1e6  # one outlier
+    assert levels(values).mean() < 0.01
+    assert levels(values, 0.99).mean() > 0.45
+    assert not levels(np.full((3, 3), 0.25)).any()  # what is alike everywhere is no finding
+
+
+def test_an_overlay_shows_the_image_and_the_map() -> None:
+    image = np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    values = np.zeros((2, 2))
+    values[0, 1] = 1
+    shown = overlay(image, values, strength=0.0)
+    np.testing.assert_array_equal(shown[::28, ::28], image)
+    shown = overlay(np.zeros_like(image), values, strength=1.0)
+    assert shown[:50, -50:].mean() > 3 * shown[-50:, :50].mean()
