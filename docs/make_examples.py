@@ -1,4 +1,4 @@
-"""Draw the example pictures of the page (src/vitkit/web/static/example-*.webp): python docs/make_examples.py."""
+"""Draw the example images of the page (src/vitkit/web/static/example-*.webp): python docs/make_examples.py."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Make the README's pictures of the page with Chromium.
+"""Make the README's images of the page with Chromium.
 
     python docs/make_screenshots.py MODEL [IMAGE] [--second MODEL] [--out docs/images]
 
-MODEL is what `vitkit serve` takes, IMAGE a picture file (default: one of the page's examples). A server is started on a
-free port and ended again. Pictures are kept below 300 kB each.
+MODEL is what `vitkit serve` takes, IMAGE an image file (default: one of the page's examples). A server is started on a
+free port and ended again. Images are kept below 300 kB each.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def served(models: list[str]) -> Iterator[str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        told = []
+        lines = []
         for line in process.stderr:
-            told.append(line)
+            lines.append(line)
             if found := re.search(r"serving on (http://\S+?)/ ", line):
                 yield found[1]
                 return
-        raise SystemExit("".join(told))
+        raise SystemExit("".join(lines))
     finally:
         process.terminate()
         process.wait()
@@ -88,8 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("image", type=Path, nargs="?")
-    parser.add_argument("--second", help="a second model, for the picture of two")
-    parser.add_argument("--only", nargs="+", choices=list(SHOTS), help="these pictures only")
+    parser.add_argument("--second", help="a second model, for the image of two")
+    parser.add_argument("--only", nargs="+", choices=list(SHOTS), help="these images only")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
     args = parser.parse_args()
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

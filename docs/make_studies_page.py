@@ -1,7 +1,7 @@
 """Take finished studies into the docs: `python docs/make_studies_page.py FOLDER`.
 
 FOLDER is the --out of `vitkit study`. Table, figure and text of each study go to docs/studies/, and the results
-on docs/studies.md are written anew from the tables that are there.
+on docs/studies.md are written again from the tables that are there.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def results() -> str:
         path = DOCS / "studies" / f"{name}.json"
         if not path.exists():
             continue
-        found = json.loads(path.read_text(encoding="utf-8"))
-        first, second = found["finding"]
-        data, minutes = found["data"], found["training_seconds"] / 60
+        result = json.loads(path.read_text(encoding="utf-8"))
+        first, second = result["finding"]
+        data, minutes = result["data"], result["training_seconds"] / 60
         parts.append(
-            f"### `{name}`: {found['question']}\n\n{first} {second}\n\n"
+            f"### `{name}`: {result['question']}\n\n{first} {second}\n\n"
             f"[![{name}](studies/{name}.png)](studies/{name}.md)\n\n"
-            f"`{found['command']}`, {data['train']:,} training and {data['test']:,} test pictures; {found['machine']}, "
+            f"`{result['command']}`, {data['train']:,} training and {data['test']:,} test images; {result['machine']}, "
             f"{minutes:.1f} minutes of processor time. [Table](studies/{name}.md), [CSV](studies/{name}.csv), "
             f"[JSON](studies/{name}.json)\n"
         )
@@ -44,14 +44,14 @@ def page() -> str:
 
 def take(folder: Path) -> None:
     (DOCS / "studies").mkdir(exist_ok=True)
-    for result in sorted(folder.glob("*/*.json")):
-        name = result.stem
-        if result.parent.name == name:
+    for path in sorted(folder.glob("*/*.json")):
+        name = path.stem
+        if path.parent.name == name:
             for ending in ("json", "csv", "md", "png"):
-                shutil.copyfile(result.with_suffix(f".{ending}"), DOCS / "studies" / f"{name}.{ending}")
+                shutil.copyfile(path.with_suffix(f".{ending}"), DOCS / "studies" / f"{name}.{ending}")
 
 
 if __name__ == "__main__":
-    for given in sys.argv[1:]:
-        take(Path(given))
+    for folder in sys.argv[1:]:
+        take(Path(folder))
     (DOCS / "studies.md").write_text(page(), encoding="utf-8")
