@@ -92,8 +92,17 @@ def join(device: str = "") -> World:
     return World(dist.get_rank(), dist.get_world_size(), chosen) if dist.is_initialized() else World(0, 1, chosen)
 
 
+_left: list[dist.ProcessGroup | None] = []  # groups that were left, kept for `leave`'s reason
+
+
 def leave() -> None:
+    """Leave the group, but keep the object: a DDP model may outlive this call.
+
+    The last owner of a gloo group waits for its threads. DDP does that without releasing Python's lock, for
+    which such a thread may be waiting at that moment, and both wait forever; PyTorch's own handle releases it.
+    """
     if dist.is_initialized():
+        _left.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 
