@@ -20,6 +20,7 @@ LAYERS = [  # lower lines may be imported by higher ones; siblings on one line d
     {"study"},
     {"plan"},
     {"training"},
+    {"curation"},
     {"prediction"},
     {"explanation", "runtime"},
     {"evaluation"},

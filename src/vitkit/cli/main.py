@@ -15,7 +15,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option, Typer
 
 from vitkit import __version__
-from vitkit.cli import data, doctor, evaluate, export, model, plan, predict, study, train
+from vitkit.cli import curate, data, doctor, evaluate, export, model, plan, predict, study, train
 from vitkit.cli.options import echo
 from vitkit.errors import VitkitError
 
@@ -43,6 +43,7 @@ COMMANDS: dict[str, Callable[..., None] | Typer] = {
     "convert": model.convert,
     "zeroshot": model.zeroshot,
     "data": data.app,
+    "index": curate.index,
     "plan": plan.plan,
     "train": train.train,
     "replay": train.replay,

@@ -44,6 +44,17 @@ def digest(source: Source, rows: Iterable[int]) -> str:
     return found.hexdigest()
 
 
+def key(source: Source, row: int) -> str:
+    """Of one sample without its label; another one once its name, its file or its pixels are another."""
+    found = hashlib.blake2b(os.fsencode(source.where(row)), digest_size=16)
+    if source.pixels is not None:
+        found.update(source.pixels[row].contiguous().numpy().data)
+    else:
+        file = source.files[source.places[row, 0]] if isinstance(source, PackedSource) else source.names[row]
+        found.update(_stamp(file).encode())
+    return found.hexdigest()
+
+
 def _stamp(path: str) -> str:
     """The size of a file and when it was written to; nothing where there is none."""
     with suppress(OSError, ValueError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitkit.prediction.job import Done, run_job, stream
+from vitkit.prediction.job import Done, Job, run_job, stream
 from vitkit.prediction.opened import Opened, open_inputs, open_model
 
-__all__ = ["Done", "Opened", "open_inputs", "open_model", "run_job", "stream"]
+__all__ = ["Done", "Job", "Opened", "open_inputs", "open_model", "run_job", "stream"]

@@ -35,7 +35,7 @@ from vitkit.world import World
 
 _BATCHES = 4  # per piece: what a kill may cost
 _PIXELS_AT_ONCE = 1 << 20  # per batch, counting one channel
-_ALONE = World(0, 1, torch.device("cpu"))
+ALONE = World(0, 1, torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def run_job(
     batch_size: int | None = None,
     resume: bool = False,
     force: bool = False,
-    world: World = _ALONE,
+    world: World = ALONE,
     progress: Progress = SILENT,
 ) -> Done:
     """Work through a source and write OUT (.csv, .jsonl, .parquet; .npz for features).
@@ -70,7 +70,7 @@ def run_job(
     """
     start = time.monotonic()
     check_format(out, opened.features)
-    job = _Job(opened, source, out, batch_size or _batch_size(opened))
+    job = Job(opened, source, out, batch_size)
     with ExitStack() as stack:
         if world.first:
             lock = out.with_name(f".{out.name}.lock")
@@ -102,11 +102,12 @@ def _rows(opened: Opened, source: Source, read: ReadImages) -> list[Row]:
     return [{**empty, "path": as_text(source.where(i)), **rows[i]} for i in sorted(rows)]
 
 
-class _Job:
+class Job:
     """The pieces of a job, in the folder OUT.parts."""
 
-    def __init__(self, opened: Opened, source: Source, out: Path, size: int) -> None:
-        self.opened, self.source, self.out, self.size = opened, source, out, size
+    def __init__(self, opened: Opened, source: Source, out: Path, batch_size: int | None = None) -> None:
+        self.opened, self.source, self.out = opened, source, out
+        size = self.size = batch_size or _batch_size(opened)
         self.folder = out.with_name(f"{out.name}.parts")
         self.pieces = _cut(range(len(source)), _BATCHES * size)
         parts = source.parts if isinstance(source, Joined) else [source]
@@ -115,6 +116,12 @@ class _Job:
         self.about: dict[str, object] = parse_json(canonical(about))
         self.digest = sha256(canonical(about).encode())[:16]
         self.finished = out.with_name(f"{out.name}.job.json")
+
+    @property
+    def waits(self) -> bool:
+        """Whether this very job was begun before."""
+        described = self.folder / "job.json"
+        return described.is_file() and not self._differs(_read_about(described))
 
     def begin(self, resume: bool, force: bool) -> bool:
         """Make or check the folder; True when the job has been finished before."""
@@ -183,7 +190,7 @@ class _Job:
                 row.pop("features", None)
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
-    def _read(self) -> Iterator[list[Row]]:
+    def read(self) -> Iterator[list[Row]]:
         """One piece at a time: memory does not grow with the job."""
         for n in range(len(self.pieces)):
             try:
@@ -208,11 +215,14 @@ class _Job:
     def put_together(self) -> list[BadFile]:
         """Write OUT, and name the images that could not be read."""
         with replacing(self.out) as file:
-            write_table(file, self.out.suffix.lower(), self._read, self.opened.columns)
+            write_table(file, self.out.suffix.lower(), self.read, self.opened.columns)
         write_json(self.finished, {**self.about, "sha256": sha256(self.out)})
-        bad = [row for rows in self._read() for row in rows if row["error"] is not None]
-        shutil.rmtree(self.folder, ignore_errors=True)
+        bad = [row for rows in self.read() for row in rows if row["error"] is not None]
+        self.remove()
         return [BadFile(str(row["path"]), "", str(row["error"])) for row in bad]
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _read_about(path: Path) -> dict[str, object]:

@@ -1,0 +1,244 @@
+"""An index: the features of every image of a set in a folder, of which a kill or a changed file costs little.
+
+    about.json     format, version, model, data, classes, bad files; sizes and SHA-256 of the others
+    features.npy   N x D float32, rows of length 1, memory-mapped
+    samples.jsonl  path, label, split and key of each row
+
+Only images whose key is not in the index yet are computed, in pieces that survive a kill (`prediction.job`); what
+left the set leaves the index. The folder appears whole or not at all. Nothing in it is trusted before its sizes and
+digests were checked, and nothing is pickled.
+
+Shapes: N images, D width of the features.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.curation.catalogue import Catalogue, differences, digest_of, open_catalogue
+from vitkit.curation.embedding import name_of, open_embedder
+from vitkit.data import BadFile
+from vitkit.errors import DataError
+from vitkit.io import parse_json, replacing_folder, sha256, write_json
+from vitkit.locks import only_one
+from vitkit.prediction import Job, Opened
+from vitkit.prediction.job import ALONE
+from vitkit.prediction.opened import Loadable
+from vitkit.prediction.tables import features_of
+from vitkit.progress import SILENT, Progress
+
+FORMAT, VERSION = "vitkit index", 1
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Row i of `features` belongs to `paths[i]`, `labels[i]` (-1: none), `splits[i]` and `keys[i]`."""
+
+    path: Path
+    features: np.memmap  # N x D float32, rows of length 1
+    paths: list[str]
+    labels: np.ndarray
+    splits: list[str]
+    keys: list[str]
+    classes: tuple[str, ...]
+    about: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def label_name(self, row: int) -> str:
+        return self.classes[self.labels[row]] if self.labels[row] >= 0 else ""
+
+    def catalogue(self, progress: Progress = SILENT, data: str | Path | None = None) -> Catalogue:
+        """The set that the index was made of, opened again, row by row as here; an error where it is another now."""
+        named = str(data or self.about["data"])
+        now = open_catalogue(named, progress, self.about["classes_from"])
+        bad = {b["key"] for b in self.about["bad"]}
+        rows = [i for i, key in enumerate(now.keys) if key not in bad]
+        kept = Catalogue(now.source.take(np.array(rows, dtype=np.int64)), [now.splits[i] for i in rows])
+        changed = differences(self.keys, kept.keys)
+        labels = "labels or splits changed"
+        same = kept.splits == self.splits and kept.classes == self.classes and (kept.labels == self.labels).all()
+        if changed or not same:
+            what = f"the index {self.path} does not fit {named} as it is now: {changed or labels}"
+            raise DataError(f"{what}. Update it: vitkit index {named} --out {self.path}")
+        return kept
+
+    def embedder(self, model: Loadable | None = None, device: str | None = None, progress: Progress = SILENT) -> Opened:
+        """What made the features, opened again; `model` says where it is now, if it was moved."""
+        opened = open_embedder(model if model is not None else self.about["model"], device, progress)
+        if (opened.identity, opened.features) != (self.about["identity"], self.about["features"]):
+            what = f"the index {self.path} was made with {self.about['model']}, not with these weights"
+            raise DataError(f"{what}. Name that checkpoint with --model, or index again with another --out")
+        return opened
+
+
+def build_index(
+    data: str | Path,
+    model: Loadable | None = None,
+    out: str | Path | None = None,
+    progress: Progress = SILENT,
+    *,
+    device: str | None = None,
+    classes_from: str | int = "auto",
+    batch_size: int | None = None,
+    force: bool = False,
+) -> Index:
+    """Make or update the index of a data set.
+
+    model  any checkpoint, run or model; None: a descriptor of edges and colours that needs no weights
+    out    a folder; by default DATA.index in the working folder
+    force  overwrite an index that was made with another model
+    """
+    place = Path(out) if out is not None else default_place(data)
+    with only_one(place.with_name(f".{place.name}.lock"), f"the index {place}", "choose another --out"):
+        opened = open_embedder(model, device, progress)
+        before = _before(place, opened, force)
+        catalogue = open_catalogue(data, progress, classes_from)
+        about: dict[str, object] = {"model": name_of(model), "identity": opened.identity, "features": opened.features}
+        about |= {"data": str(data), "classes_from": classes_from, "classes": list(catalogue.classes)}
+        building = _Building(catalogue, opened, before, place, about)
+        return building.run(batch_size, progress)
+
+
+def default_place(data: str | Path) -> Path:
+    return Path(f"{Path(data).expanduser().resolve().name if Path(data).exists() else data}.index")
+
+
+def _before(place: Path, opened: Opened, force: bool) -> Index | None:
+    """The index that is there already, if it is by the same model."""
+    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+        return None
+    if not (place / "about.json").is_file():
+        raise DataError(f"{place} exists and is no index; choose another --out")
+    if force:
+        return None
+    try:
+        before = open_index(place)
+    except DataError as e:
+        raise DataError(f"{e}; --force makes all of it again") from e
+    if (before.about["identity"], before.about["features"]) != (opened.identity, opened.features):
+        made = f"{place} was made with {before.about['model']}"
+        raise DataError(f"{made}, which is another model; choose another --out, or overwrite it with --force")
+    return before
+
+
+class _Building:
+    """Rows that are known already come from `before`, the others from a job."""
+
+    def __init__(
+        self, catalogue: Catalogue, opened: Opened, before: Index | None, place: Path, about: dict[str, object]
+    ) -> None:
+        self.catalogue, self.opened, self.before, self.place, self.about = catalogue, opened, before, place, about
+        known = {key: row for row, key in enumerate(before.keys)} if before is not None else {}
+        self.old = [known.get(key, -1) for key in catalogue.keys]  # row of `before`; -1: to be computed
+        self.todo = [i for i, row in enumerate(self.old) if row < 0]
+
+    def run(self, batch_size: int | None, progress: Progress) -> Index:
+        source = self.catalogue.source.take(np.array(self.todo, dtype=np.int64))
+        job = Job(self.opened, source, self.place.with_name(f"{self.place.name}.features"), batch_size)
+        if self.todo:
+            job.begin(resume=True, force=not job.waits)
+            job.do_share(ALONE, progress)
+        reasons = self._reasons(job)
+        if len(reasons) == len(self.catalogue):
+            first = f"{self.catalogue.paths[0]}: {reasons[0]}"
+            raise DataError(f"no image of {self.about['data']} can be read, such as {first}; see `vitkit data check`")
+        self._write(job, reasons)
+        job.remove()
+        return open_index(self.place)
+
+    def _reasons(self, job: Job) -> dict[int, str]:
+        """Why images cannot be read, by their number."""
+        errors = [row["error"] for rows in (job.read() if self.todo else ()) for row in rows]
+        return {i: str(error) for i, error in zip(self.todo, errors, strict=True) if error is not None}
+
+    def _write(self, job: Job, reasons: dict[int, str]) -> None:
+        good = [i for i in range(len(self.catalogue)) if i not in reasons]
+        of, keys = self.catalogue, self.catalogue.keys
+        bad = [{"path": of.paths[i], "reason": reason, "key": keys[i]} for i, reason in reasons.items()]
+        labels = of.labels.tolist()
+        with replacing_folder(self.place) as folder:
+            width = _write_features(folder / "features.npy", self._blocks(job, good), len(good))
+            with (folder / "samples.jsonl").open("w", encoding="ascii") as file:
+                for i in good:
+                    file.write(json.dumps([of.paths[i], labels[i], of.splits[i], keys[i]]) + "\n")
+            files = {f: _about_file(folder / f) for f in ("features.npy", "samples.jsonl")}
+            digest = digest_of([keys[i] for i in good], self.opened.identity, self.opened.features)
+            sizes = {"count": len(good), "width": width, "digest": digest}
+            header = {"format": FORMAT, "version": VERSION, **self.about, **sizes, "bad": bad, "files": files}
+            write_json(folder / "about.json", header)
+
+    def _blocks(self, job: Job, good: list[int]) -> Iterator[np.ndarray]:
+        """Features of the good rows in order, a few at a time."""
+        new = (f for rows in (job.read() if self.todo else ()) for f in map(features_of, rows) if f is not None)
+        for low in range(0, len(good), _ROWS_AT_ONCE):
+            block = []
+            for i in good[low : low + _ROWS_AT_ONCE]:
+                known = self.old[i]
+                vector = next(new) if known < 0 or self.before is None else self.before.features[known]
+                block.append(vector if known >= 0 else _unit(vector, self.catalogue.paths[i]))
+            yield np.stack(block).astype("<f4")
+
+
+def _unit(vector: np.ndarray, path: str) -> np.ndarray:
+    length = float(np.linalg.norm(vector.astype(np.float64)))
+    if not np.isfinite(length):
+        raise DataError(f"the model gives no finite features for {path}; check it with `vitkit predict`")
+    return (vector / length if length else vector).astype(np.float32)
+
+
+def _write_features(path: Path, blocks: Iterator[np.ndarray], count: int) -> int:
+    width = 0
+    with path.open("wb") as file:
+        for block in blocks:
+            if not width:
+                width = block.shape[1]
+                header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(block.tobytes())
+    return width
+
+
+def _about_file(path: Path) -> dict[str, object]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def open_index(path: str | Path) -> Index:
+    """Open an index after checking its version, its sizes and its digests."""
+    folder = Path(path).expanduser()
+    again = f"make it again: vitkit index DATA --out {folder} --force"
+    if not (folder / "about.json").is_file():
+        raise DataError(f"{folder} is no index; make one: vitkit index DATA --out {folder}")
+    try:
+        about = parse_json((folder / "about.json").read_text(encoding="utf-8"))
+        if about["format"] != FORMAT or about["version"] != VERSION:
+            version = f"{about['format']} of version {about['version']}"
+            raise DataError(f"{folder} is a {version}, and this vitkit reads version {VERSION}; {again}")
+        for name, stated in about["files"].items():
+            if name not in ("features.npy", "samples.jsonl") or _about_file(folder / name) != stated:
+                raise ValueError(f"{name} is not as it was written")
+        features = np.load(folder / "features.npy", mmap_mode="r", allow_pickle=False)
+        with (folder / "samples.jsonl").open(encoding="ascii") as lines:
+            paths, labels, splits, keys = map(list, zip(*map(parse_json, lines), strict=True))
+        shape, classes = (len(paths), int(about["width"])), tuple(map(str, about["classes"]))
+        numbers = np.array(labels, dtype=np.int64)
+        if features.shape != shape or features.dtype != np.float32 or not isinstance(features, np.memmap):
+            raise ValueError(f"features are {features.dtype} {features.shape}, not float32 {shape}")
+        if numbers.min() < -1 or numbers.max() >= max(len(classes), 0):
+            raise ValueError("labels are no numbers of its classes")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise DataError(f"the index {folder} is damaged ({e}); {again}") from e
+    return Index(folder, features, paths, numbers, splits, keys, classes, about)
+
+
+def bad_files(index: Index) -> list[BadFile]:
+    """What could not be read when the index was made."""
+    return [BadFile(b["path"], "", b["reason"]) for b in index.about["bad"]]
