@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
 import multiprocessing
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +34,30 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
     assert out.read_text() == "slow"
     assert all(path.exists() for path in other)
     assert not any(path.exists() for path in left)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+def test_a_full_disk_is_noticed_by_small_arrays_too() -> None:
+    """numpy.save writes through a buffer of its own and does not look whether that could be emptied."""
+    with pytest.raises(OSError, match="No space left"), open("/dev/full", "wb") as file:
+        files.write_npy(file, np.zeros((16, 16)))
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros((0, 0)), np.arange(6.0).reshape(2, 3).T, np.int64(3), np.array(["a", "bc"])]
+)
+def test_arrays_are_written_as_numpy_writes_them(array: np.ndarray) -> None:
+    ours, theirs = io.BytesIO(), io.BytesIO()
+    files.write_npy(ours, array)
+    np.save(theirs, np.ascontiguousarray(array))
+    assert ours.getvalue() == theirs.getvalue()
+
+
+def test_numbers_that_are_not_finite_are_null() -> None:
+    value = {"a": [float("nan"), 1.5, (float("-inf"),)], "b": np.array([np.inf, 2.0]), "c": "NaN", "d": None, "e": True}
+    text = files.dumps(value, default=np.ndarray.tolist)
+    assert text == '{"a": [null, 1.5, [null]], "b": [null, 2.0], "c": "NaN", "d": null, "e": true}'
+    assert json.loads(files.json_text({"x": float("nan")})) == {"x": None}
 
 
 def test_a_folder_is_replaced_in_one_step(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,6 +53,24 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def dumps(value: object, **how: Any) -> str:
+    """Text that any reader of JSON accepts: numbers that are not finite, for which JSON has no word, are null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, **how)
+    except ValueError:
+        return json.dumps(_finite(value, how.get("default")), ensure_ascii=False, allow_nan=False, **how)
+
+
+def _finite(value: Any, default: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item, default) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item, default) for item in value]
+    return value if default is None or isinstance(value, (str, int, type(None))) else _finite(default(value), default)
 
 
 def canonical(value: object) -> str:
@@ -154,6 +173,16 @@ def _start(path: Path, folder: bool) -> tuple[Path, int]:
             os.close(handle)
 
 
+def remove_folder(path: Path, of: Path) -> None:
+    """Remove a folder that lies beside `of`, in one step for whoever looks; after a kill `of`'s next writer does."""
+    if path.is_dir():
+        beside = of.with_name(f".{of.name}.{os.urandom(4).hex()}.part")
+        with suppress(OSError):
+            os.replace(path, beside)
+            path = beside
+        _remove(path)
+
+
 def remove_leftovers(path: Path) -> None:
     """Remove what writers of `path` left behind when they were killed; those that live hold a lock.
 
@@ -234,6 +263,15 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def write_npy(file: BinaryIO, array: Any) -> None:
+    """As `numpy.save`, which goes around Python's file and does not notice that the disk has become full."""
+    import numpy as np
+
+    whole = np.ascontiguousarray(array)
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(whole))
+    file.write(whole.data)
+
+
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, as_text(text).encode())
 
@@ -244,7 +282,7 @@ def write_json(path: Path, value: object, indent: int | None = 2) -> None:
 
 def json_text(value: object, indent: int | None = None) -> str:
     """JSON that is text, and safe to print; names of files come back to the last byte."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    text = dumps(value, indent=indent)
     return UNSAFE.sub(lambda c: c[0] if c[0] == "\n" else f"\\u{ord(c[0]):04x}", text)
 
 

@@ -41,13 +41,18 @@ def test_names_of_any_kind_come_back(tmp_path: Path) -> None:
     assert [r[0] for r in rows(path)] == ["path", *names[:3], "no text \\udcff\\udcfe"]
 
 
-def test_a_line_cut_short_by_a_kill_is_closed(tmp_path: Path) -> None:
-    path = tmp_path / "bad-files.csv"
-    BadFiles(path, 100).record(BadFile("a", "c", "why"))
-    path.write_bytes(path.read_bytes() + b"half a li")
-    record = BadFiles(path, 100)
-    record.record(BadFile("b", "c", "why"))
-    assert [r[0] for r in rows(path) if len(r) == 3] == ["path", "a", "b"]
+def test_what_a_full_disk_cut_short_is_written_again(tmp_path: Path) -> None:
+    """At every byte, also within the header and within quotes, which would swallow what follows."""
+    path, bad = (
+        tmp_path / "bad-files.csv",
+        [BadFile("a", "c", "why"), BadFile('b "1"\n', "c", "why"), BadFile("d", "c", "")],
+    )
+    BadFiles(path, 100).record(*bad)
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        BadFiles(path, 100).record(*bad)
+        assert path.read_bytes() == whole, cut
 
 
 def _write(path: Path, first: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,27 @@ def test_a_damaged_piece_is_computed_again(command, stage: Path, monkeypatch: py
         assert (code, "--resume computes this piece again" in " ".join(err.split())) == (2, True), err
     assert command(*arguments(stage, 0, "--resume"))[0] == 0
     assert (stage / "out.csv").read_bytes() == whole(command, stage, 0)
+
+
+def test_a_kill_while_the_pieces_are_removed(command, stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows without their features must not count as a piece that is done."""
+    words = ("embed", stage / "0.safetensors", stage / "photos", "--out", stage / "out.npz", "--batch-size", 2)
+    assert command(*words)[0] == 0
+    result = (stage / "out.npz").read_bytes()
+
+    def half(folder: Path, **_: object) -> None:
+        for path in Path(folder).glob("*.npy"):
+            path.unlink()
+        raise KeyboardInterrupt
+
+    for more in ("--resume", "--force"):
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "rmtree", half)
+            assert command(*words, "--force")[0] == 130
+        assert command(*words, more)[0] == 0
+        assert (stage / "out.npz").read_bytes() == result
+        left = [path.name for path in stage.iterdir() if path.suffix in (".parts", ".part")]
+        assert not left
 
 
 def test_two_jobs_for_one_file(command, stage: Path) -> None:

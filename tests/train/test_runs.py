@@ -287,6 +287,21 @@ def test_a_run_is_never_overwritten(short: dict) -> None:
         vitkit.train(TrainConfig(data=short["data"], out=short["out"] + "x"), resume=True)
 
 
+def test_a_log_is_json_and_a_damaged_one_is_read(tmp_path: Path) -> None:
+    from vitkit.training.log import EVENTS, Log
+
+    log, nan = Log(tmp_path), float("nan")
+    log.write({"step": 1, "loss": nan, "val_mse": 1e300})
+    log.close()
+    assert json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=pytest.fail)["loss"] is None
+    strange = b'\xff\n{"step": "x"}\n{"step": -1}\n{"step": true}\n'
+    strange += b'{"step": 2, "loss": NaN, "\\ud800": 1e300}\n{"step": 3, "lo'
+    (tmp_path / "log.jsonl").write_bytes((tmp_path / "log.jsonl").read_bytes() + strange)
+    Log(tmp_path, up_to_step=9).close()  # as --resume does
+    assert [line["step"] for line in read(tmp_path / "log.jsonl")] == [1, 2]
+    assert (tmp_path / EVENTS).stat().st_size > 0
+
+
 def test_events_can_be_read_back(tmp_path: Path) -> None:
     """The records parse by their own rules: lengths, checksums, and the numbers inside."""
     import struct

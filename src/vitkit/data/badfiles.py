@@ -89,11 +89,13 @@ class BadFiles:
 
     def _read(self, file: BinaryIO) -> None:
         file.seek(0)
-        text = file.read().decode(errors="replace")
-        if not text:
+        whole = data = file.read()
+        while whole and (not whole.endswith(b"\n") or whole.count(b'"') % 2):  # a line that a full disk cut short
+            whole = whole[: whole.rfind(b"\n", 0, -1) + 1]
+        if whole != data:
+            file.truncate(len(whole))
+        if not whole:
             file.write((",".join(HEADER) + "\r\n").encode())
-        elif not text.endswith("\n"):  # a line that a kill cut short: close it
-            file.write(b"\r\n")
-        for row in list(csv.reader(io.StringIO(text, newline="")))[1:]:
+        for row in list(csv.reader(io.StringIO(whole.decode(errors="replace"), newline="")))[1:]:
             if len(row) == len(HEADER):
                 self._found.setdefault(row[0], BadFile(*row))

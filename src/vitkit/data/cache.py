@@ -26,7 +26,7 @@ from vitkit.data.loader import in_order
 from vitkit.data.preprocess import RESAMPLING, prepare, to_tensor
 from vitkit.data.source import PackedSource, Source
 from vitkit.errors import DataError
-from vitkit.io import cache_folder, locked, parse_json, replacing_folder, sha256
+from vitkit.io import cache_folder, locked, parse_json, replacing_folder, sha256, write_npy
 from vitkit.model.config import Preprocessing
 
 _VERSION = 2
@@ -162,6 +162,7 @@ def _build(keep: _Keep, place: Path, workers: int) -> None:
             file.flush()
             os.fsync(file.fileno())
         (building / "bad.json").write_text(json.dumps(reasons))
-        np.save(building / "index.npy", index)
+        with open(building / "index.npy", "wb") as file:
+            write_npy(file, index)
         sums = sha256(building / "index.npy"), sha256(building / "bad.json")
         (building / "whole.json").write_text(json.dumps((*sums, max(end, 1))))

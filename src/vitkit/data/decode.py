@@ -26,6 +26,8 @@ from vitkit.errors import DataError
 from vitkit.io import open_regular
 
 MAX_PIXELS = 178_956_970  # the limit at which Pillow speaks of a decompression bomb
+SURE_PIXELS = 1 << 24  # so many are decoded whatever the file's size; of more, each byte may stand for
+PIXELS_PER_BYTE = 10_000  # more than black and white PNG at its best (8,256)
 
 # Formats that Pillow decodes by itself. Not EPS, PDF or WMF: those start other programs.
 FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "AVIF", "JPEG2000", "TGA", "ICO")
@@ -92,6 +94,8 @@ def _opened(data: bytes | str | Path) -> Iterator[Image.Image]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # oddities of metadata; what matters raises
             with Image.open(io.BytesIO(raw), formats=available_formats()) as image:
+                if image.width * image.height > max(SURE_PIXELS, PIXELS_PER_BYTE * len(raw)):
+                    raise BadImage(f"{image.width}x{image.height} pixels are declared by a file of {len(raw):,} bytes")
                 yield image
     except BadImage:
         raise

@@ -12,7 +12,6 @@ in OUT.job.json: no piece of one job enters another, and `--resume` knows whose 
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,7 +25,17 @@ from vitkit.data import BadFile, ImageBatches, Source, normalise
 from vitkit.data.identity import containers, digest
 from vitkit.data.loader import ReadImages
 from vitkit.errors import DataError, as_text
-from vitkit.io import canonical, parse_json, replacing, sha256, write_json, write_text
+from vitkit.io import (
+    canonical,
+    parse_json,
+    remove_folder,
+    remove_leftovers,
+    replacing,
+    sha256,
+    write_json,
+    write_npy,
+    write_text,
+)
 from vitkit.locks import only_one
 from vitkit.prediction.opened import Joined, Opened
 from vitkit.prediction.tables import Row, check_format, features_of, write_table
@@ -126,8 +135,10 @@ class Job:
     def begin(self, resume: bool, force: bool) -> bool:
         """Make or check the folder; True when the job has been finished before."""
         described = self.folder / "job.json"
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.out)
         if force:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_folder(self.folder, self.out)
         elif described.is_file() and not resume:
             raise DataError(f"a job for {self.out} was stopped before: --resume continues it, --force restarts it")
         elif described.is_file():
@@ -164,7 +175,7 @@ class Job:
             where = f"{self.folder} is not there for process {world.rank}"
             raise DataError(f"{where}; all machines must share the folder of {self.out}")
         mine = range(world.rank, len(self.pieces), world.size)
-        todo = [n for n in mine if not self._file(n, "jsonl").is_file()]
+        todo = [n for n in mine if not self._is_done(n)]
         total = sum(len(self.pieces[n]) for n in mine)
         done = total - sum(len(self.pieces[n]) for n in todo)
         wanted = (numbers for n in todo for numbers in _cut(self.pieces[n], self.size))
@@ -180,11 +191,16 @@ class Job:
     def _file(self, number: int, kind: str) -> Path:
         return self.folder / f"{number:06d}-{self.digest}.{kind}"
 
+    def _is_done(self, number: int) -> bool:
+        kinds = ("jsonl",) if self.opened.features is None else ("npy", "jsonl")
+        return all(self._file(number, kind).is_file() for kind in kinds)
+
     def _write(self, number: int, rows: list[Row]) -> None:
         """Rows last: a piece counts as done when its rows are there."""
-        if features := [array for array in map(features_of, rows) if array is not None]:
+        if self.opened.features is not None:
+            features = [array for array in map(features_of, rows) if array is not None]
             with replacing(self._file(number, "npy")) as file:
-                np.save(file, np.stack(features))
+                write_npy(file, np.stack(features) if features else np.empty((0, 0)))
         with replacing(self._file(number, "jsonl")) as file:
             for row in rows:
                 row.pop("features", None)
@@ -195,8 +211,8 @@ class Job:
         for n in range(len(self.pieces)):
             try:
                 rows = self._piece(n)
-            except (ValueError, KeyError, TypeError, EOFError) as e:
-                self._file(n, "jsonl").unlink()
+            except (ValueError, KeyError, TypeError, EOFError, FileNotFoundError) as e:
+                self._file(n, "jsonl").unlink(missing_ok=True)
                 what = f"{self._file(n, 'jsonl')} was damaged ({e}) and is removed"
                 raise DataError(f"{what}; --resume computes this piece again") from e
             yield rows
@@ -206,9 +222,9 @@ class Job:
             rows: list[Row] = [parse_json(line) for line in lines]
         if len(rows) != len(self.pieces[number]) or not all("error" in {**row} for row in rows):
             raise ValueError(f"{len(rows)} rows instead of {len(self.pieces[number])}")
-        if (array := self._file(number, "npy")).is_file():
+        if self.opened.features is not None:
             readable = [row for row in rows if row["error"] is None]
-            for row, features in zip(readable, np.load(array), strict=True):
+            for row, features in zip(readable, np.load(self._file(number, "npy")), strict=True):
                 row["features"] = features
         return rows
 
@@ -222,7 +238,7 @@ class Job:
         return [BadFile(str(row["path"]), "", str(row["error"])) for row in bad]
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder, self.out)
 
 
 def _read_about(path: Path) -> dict[str, object]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-import json
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from vitkit.errors import ConfigError, DataError, MissingPackage
-from vitkit.io import csv_cell
+from vitkit.io import csv_cell, dumps
 from vitkit.runtime.table import one_of
 
 Row = dict[str, str | float | np.ndarray | None]  # features are an array, and only readable images have them
@@ -68,7 +67,7 @@ def _jsonl(file: BinaryIO, pieces: Pieces, columns: Columns, shape: tuple[int, .
     for rows in pieces():
         for row in rows:
             ordered = {c: row.get(c) for c in columns}
-            file.write(json.dumps(ordered, ensure_ascii=False, default=np.ndarray.tolist).encode() + b"\n")
+            file.write(dumps(ordered, default=np.ndarray.tolist).encode() + b"\n")
 
 
 def _parquet(file: BinaryIO, pieces: Pieces, columns: Columns, shape: tuple[int, ...]) -> None:

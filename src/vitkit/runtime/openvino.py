@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import warnings
@@ -54,7 +55,12 @@ def write(model: nn.Module, path: Path, metadata: Mapping[str, str], spec: Spec)
     converted = _converted(model, spec)
     for key, value in metadata.items():
         converted.set_rt_info(value, [_PLACE, key])
-    ov.save_model(converted, str(path), compress_to_fp16=False)
+    try:
+        ov.save_model(converted, str(path), compress_to_fp16=False)
+    except RuntimeError as e:
+        if "iostream" not in str(e):
+            raise
+        raise OSError(errno.ENOSPC, "OpenVINO could not write all of it; is the disk full?") from e
     seal(path, path.with_suffix(".bin"))
 
 

@@ -10,7 +10,6 @@ weights on the same kind of machine; otherwise PyTorch runs the model, and a not
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import time
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, VitkitError
-from vitkit.io import cache_folder, canonical, parse_json, replacing_folder, sha256
+from vitkit.io import cache_folder, canonical, dumps, parse_json, replacing_folder, sha256
 from vitkit.model.base import VisionModel
 from vitkit.model.config import ViTConfig
 from vitkit.progress import SILENT, Progress
@@ -261,7 +260,7 @@ def store(source: str | Path, model: VisionModel, found: Tuned, calibration: Cal
             path = new / f"model{FORMATS[choice.runtime].suffix}"
             written(model, choice.runtime, path, choice.spec(calibration))
         files = {path.name: sha256(path) for path in sorted(new.iterdir())}
-        (new / _FILE).write_text(json.dumps({**about, "files": files}, indent=1), encoding="utf-8")
+        (new / _FILE).write_text(dumps({**about, "files": files}, indent=1), encoding="utf-8")
     return folder
 
 

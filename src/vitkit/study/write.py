@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
 
 from vitkit.figures.style import save, styled
-from vitkit.io import adding_to_folder, write_text
+from vitkit.io import adding_to_folder, dumps, write_text
 from vitkit.study.numbers import Interval
 from vitkit.study.table import Result, Table
 
@@ -21,7 +20,7 @@ CURVE = 100  # losses kept of each curve, at most
 def write(result: Result, folder: Path) -> None:
     with adding_to_folder(folder) as new, styled():
         stem = new / result.study.name
-        write_text(stem.with_suffix(".json"), json.dumps(as_json(result), indent=1, ensure_ascii=False) + "\n")
+        write_text(stem.with_suffix(".json"), dumps(as_json(result), indent=1) + "\n")
         write_text(stem.with_suffix(".csv"), as_csv(result))
         write_text(stem.with_suffix(".md"), as_markdown(result))
         save(result.study.draw(result.table), stem, result.finding.headline, alternative(result))

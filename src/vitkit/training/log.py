@@ -6,7 +6,7 @@ the events are rewritten from what is left: no gap and no repetition.
 
 from __future__ import annotations
 
-import json
+import math
 import struct
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from vitkit.io import parse_json, replacing
+from vitkit.io import json_text, parse_json, replacing
 
 EVENTS = "events.out.tfevents.0.vitkit"
 
@@ -26,7 +26,7 @@ class Log:
         self.path = folder / "log.jsonl"
         kept = [line for line in read(self.path) if line["step"] <= up_to_step] if up_to_step >= 0 else []
         with replacing(self.path) as file:
-            file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+            file.write("".join(json_text(line) + "\n" for line in kept).encode())
         self._file = self.path.open("a", encoding="utf-8")
         self._events = (folder / EVENTS).open("wb")
         self._events.write(_record(_now() + _field(3, 2, b"brain.Event:2")))
@@ -34,7 +34,7 @@ class Log:
             self._events.write(_event(line))
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(json_text(line) + "\n")
         self._file.flush()
         self._events.write(_event(line))
         self._events.flush()
@@ -45,12 +45,12 @@ class Log:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; one that a kill cut short is left out."""
+    """The lines of a log; one that a kill cut short is left out. NaN, which older versions wrote, is read too."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         with suppress(ValueError):
             line = parse_json(text)
-            if isinstance(line, dict) and "step" in line:
+            if isinstance(line, dict) and type(line.get("step")) is int and line["step"] >= 0:
                 lines.append(line)
     return lines
 
@@ -60,9 +60,17 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def _event(line: Mapping[str, Any]) -> bytes:
     """The numbers of a line as scalars."""
-    values = {k.encode(): struct.pack("<f", v) for k, v in line.items() if k != "step" and isinstance(v, (int, float))}
+    numbers = {k: v for k, v in line.items() if k != "step" and isinstance(v, (int, float))}
+    values = {k.encode(errors="replace"): _float(v) for k, v in numbers.items()}
     summary = b"".join(_field(1, 2, _field(1, 2, name) + _field(2, 5, value)) for name, value in values.items())
     return _record(_now() + _field(2, 0, _varint(line["step"])) + _field(5, 2, summary))
+
+
+def _float(value: float) -> bytes:
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:  # larger than 32 bits can hold
+        return struct.pack("<f", math.inf if value > 0 else -math.inf)
 
 
 def _record(data: bytes) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
+from vitkit.io import dumps
 from vitkit.web.answers import Problem
 from vitkit.web.body import Intake, Upload, to_png, uploads
 from vitkit.web.decoding import Decoders
@@ -148,4 +148,4 @@ def _predictions(served: Served, files: list[Upload], rows: list[Tensor], top: i
     for answer, image in zip(answers, pixels, strict=False):
         png = to_png(image.permute(1, 2, 0).squeeze(2).numpy())
         answer["picture"] = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    return json.dumps({"model": served.name, "predictions": answers}, ensure_ascii=False).encode(errors="replace")
+    return dumps({"model": served.name, "predictions": answers}).encode(errors="replace")
