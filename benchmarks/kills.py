@@ -77,16 +77,21 @@ class Job:
         return Path(shutil.copytree(self.start, self.folder / name))
 
     def finish(self, folder: Path, arguments: list[str]) -> None:
-        before, ended = time.monotonic(), self.run(folder, arguments, None)
-        self.seconds = min(self.seconds, time.monotonic() - before)
+        ended = self.timed(folder, arguments, None)
         assert ended.code == 0, f"{self.name}: exit code {ended.code}: {ended.text}"
+
+    def timed(self, folder: Path, arguments: list[str], moments: random.Random | None) -> Ended:
+        before, ended = time.monotonic(), self.run(folder, arguments, moments, self.seconds)
+        self.seconds = min(self.seconds, time.monotonic() - before) if ended.code == 0 else self.seconds
+        return ended
 
     def chain(self, seed: int) -> int:
         """How many kills there were; an AssertionError when something was lost."""
         moments, folder = random.Random(f"{self.name} {seed}"), self.fresh("trial")
         arguments, kills = self.arguments, 0
         for _ in range(moments.randint(1, 4)):
-            ended, kills = (found := self.run(folder, arguments, moments, self.seconds)), kills + found.kills
+            ended = self.timed(folder, arguments, moments)
+            kills += ended.kills
             where = f"{self.name}, chain {seed}, kill {kills}"
             assert ended.code in (0, None), f"{where}: exit code {ended.code}: {ended.text}"
             code = -9 if ended.code is None else 0

@@ -33,6 +33,27 @@ class Evil:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.parametrize("last", ["config.json", "data.json"])
+def test_a_kill_before_the_first_step_needs_no_repair(short: dict, monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    """Whichever file was not written any more, the command that is due next works."""
+    import vitkit.training.run as runs
+
+    write = runs.write_json
+
+    def cut(path: Path, value: object) -> None:
+        if path.name == last:
+            raise KeyboardInterrupt
+        write(path, value)
+
+    config = TrainConfig(**{**short, "steps": 2})
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "write_json", cut)
+        with pytest.raises(KeyboardInterrupt):
+            vitkit.train(config)
+    vitkit.train(config, resume=(Path(config.out) / "config.json").exists())
+    assert {"config.json", "data.json", "result.json"} <= {path.name for path in Path(config.out).iterdir()}
+
+
 # --- sharded checkpoints ----------------------------------------------------------------------------------
 
 

@@ -105,8 +105,8 @@ def _prepare(
                 watcher.note(line)
     parts = assemble(config, world, data, watcher, init, teacher)
     if new and world.first:
+        _write_config(config, parts, reasons)  # first: from then on the folder is known as that of a run
         write_json(Path(config.out) / DATA, identity(data))
-        _write_config(config, parts, reasons)
     return Loop(parts, watcher, started)
 
 
@@ -136,15 +136,17 @@ def _claim(config: TrainConfig, resume: bool) -> TrainConfig | None:
 
 def _compare_data(out: Path, data: Dataset, watcher: Watcher, accept: bool) -> None:
     """An error when the data set is not what it was, unless that is accepted; then it counts from now on."""
-    now = identity(data)
+    now, kept = identity(data), (out / DATA).exists()
     try:
         before = {str(k): str(v) for k, v in parse_json((out / DATA).read_text()).items()}
-    except FileNotFoundError:  # a run of version 0.1, which kept less
+    except FileNotFoundError:  # a run of version 0.1, which kept less, or one that was killed in its first second
         before = _kept_by_0_1(out / "config.json")
         now = {"classes": now["classes"], **{s: f"{n} images" for s, n in data.splits.items()}}
     except (OSError, ValueError, AttributeError) as e:
         before = {DATA: f"damaged ({e})"}
     if not (changes := difference(before, now)):
+        if not kept:
+            write_json(out / DATA, identity(data))
         return
     what = f"{data.name} is not what it was when the run in {out} was started: {changes}"
     if not accept:
