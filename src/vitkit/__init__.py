@@ -19,7 +19,7 @@ _PUBLIC = {
     "vitkit.checkpoints.load": ("load",),
     "vitkit.checkpoints.native": ("save",),
     "vitkit.data": ("open_data", "Dataset"),
-    "vitkit.api": ("train", "evaluate", "predict", "embed", "explain", "export"),
+    "vitkit.api": ("train", "pretrain", "evaluate", "predict", "embed", "explain", "export"),
     "vitkit.model.summary": ("summarize",),
     "vitkit.model.base": ("VisionModel", "Outputs"),
     "vitkit.model.vit": ("ViT",),
@@ -30,12 +30,12 @@ _PUBLIC = {
 }
 _WHERE = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = ["__version__", "create", "load", "save", "open_data", "Dataset"]  # noqa: RUF022  # in the order of the docs
-__all__ += ["train", "evaluate", "predict", "embed", "explain", "export", "summarize"]  # noqa: RUF022
+__all__ += ["train", "pretrain", "evaluate", "predict", "embed", "explain", "export", "summarize"]  # noqa: RUF022
 __all__ += ["VisionModel", "Outputs", "ViT", "ResNet", "ViTConfig", "ResNetConfig"]  # noqa: RUF022
 __all__ += ["ConvStemConfig", "StemConfig", "Preprocessing", "TrainConfig", "VitkitError"]  # noqa: RUF022
 
 if TYPE_CHECKING:
-    from vitkit.api import embed, evaluate, explain, export, predict, train
+    from vitkit.api import embed, evaluate, explain, export, predict, pretrain, train
     from vitkit.checkpoints.load import load
     from vitkit.checkpoints.native import save
     from vitkit.data import Dataset, open_data

@@ -1,4 +1,4 @@
-"""vitkit from Python, in the words of the commands: `train`, `evaluate`, `predict`, `embed`, `explain`, `export`.
+"""vitkit from Python: `train`, `pretrain`, `evaluate`, `predict`, `embed`, `explain`, `export`, as the commands.
 
 A model is what `vitkit.load` and `vitkit.create` return, or whatever `load` takes: a file, a run directory,
 hf:owner/name, timm:name, a name of the zoo. `options` are those of `load`: image_size, classes, heads and so on;
@@ -27,9 +27,10 @@ from vitkit.progress import SILENT, Progress
 from vitkit.runtime.export import Export
 from vitkit.runtime.export import export as write_export
 from vitkit.runtime.table import need_format
-from vitkit.tasks import open_data_for
+from vitkit.tasks import METHODS, open_data_for
 from vitkit.tasks.match import map_classes
 from vitkit.tasks.result import Evaluation
+from vitkit.tasks.table import check_method
 from vitkit.training.config import TrainConfig, free_folder, parse_duration
 from vitkit.training.loop import Result, Watcher
 from vitkit.training.run import train as run_training
@@ -78,6 +79,30 @@ def train(
         watcher=watcher,
         teacher=teacher,
     )
+
+
+def pretrain(
+    data: str | Path,
+    *,
+    method: str = METHODS[0],
+    resume: bool = False,
+    restart: bool = False,
+    accept_changed_data: bool = False,
+    watcher: Watcher | None = None,
+    **settings: object,
+) -> Result:
+    """Learn from images without labels: `vitkit.pretrain("folder", method="mae", budget="10m")`.
+
+    data      images, as `open_data` takes them, or a folder of images; labels, if there are any, are only reported
+    method    mae, masked-patch, dino or lejepa
+    init      a checkpoint to continue from; by default weights are fresh
+    options   of the method: {"masking": 0.75}
+    The rest is as in `train`. `result.verdict` says whether it worked; `vitkit.train(..., init=result.out)` goes on.
+    """
+    check_method(method)
+    settings["out"] = str(settings.get("out") or free_folder(f"{Path(data).stem or 'run'}-{method}"))
+    how = {"resume": resume, "restart": restart, "accept_changed_data": accept_changed_data, "watcher": watcher}
+    return train(data, task=method, **how, **settings)  # type: ignore[arg-type]  # TrainConfig checks them
 
 
 def evaluate(

@@ -124,6 +124,24 @@ def ensure_group() -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
+def processes() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def mean_of_all(value: Tensor) -> Tensor:
+    """The mean over all processes; gradients flow to what every one of them put in."""
+    if processes() == 1:
+        return value
+    if not torch.is_grad_enabled():
+        value = value.clone()
+        dist.all_reduce(value)
+        return value / processes()
+    from torch.distributed.nn.functional import all_reduce
+
+    total: Tensor = all_reduce(value)  # type: ignore[no-untyped-call,unused-ignore]
+    return total / processes()
+
+
 def gather(part: T, world_size: int) -> list[T]:
     """Every rank's part, in the order of ranks, on every rank. A world of one needs no torch.distributed."""
     if world_size == 1:

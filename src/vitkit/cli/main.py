@@ -15,7 +15,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option, Typer
 
 from vitkit import __version__
-from vitkit.cli import curate, data, doctor, evaluate, export, model, plan, predict, study, train
+from vitkit.cli import curate, data, doctor, evaluate, export, model, plan, predict, pretrain, study, train
 from vitkit.cli.options import echo
 from vitkit.errors import VitkitError
 
@@ -46,6 +46,7 @@ COMMANDS: dict[str, Callable[..., None] | Typer] = {
     "index": curate.index,
     "plan": plan.plan,
     "train": train.train,
+    "pretrain": pretrain.pretrain,
     "replay": train.replay,
     "evaluate": evaluate.evaluate,
     "explain": evaluate.explain,

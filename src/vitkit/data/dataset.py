@@ -36,6 +36,7 @@ class Options:
 
     target: tuple[str, ...] = ()  # columns of a list or of Parquet that hold the numbers to be predicted
     classes_from: str = "auto"  # which folders are the classes: auto, top, leaf, or a level counted from 1
+    labelled: bool = True  # False: images alone are enough, and labels are taken where there are any
 
     def allow(self, what: str, *known: str) -> None:
         """An error when an option was given that this kind of set knows nothing about."""

@@ -13,15 +13,36 @@ from vitkit.errors import DataError, as_text, did_you_mean
 from vitkit.io import parse_json
 
 _LABEL_COLUMNS = ("label", "labels", "class", "classes", "target", "category")
+UNLABELLED = ("",)  # the classes of images that nobody labelled: one without a name
 _WHOLE = re.compile(r"-?\d{1,18}")
 Column = Callable[[str], Sequence[object]]  # the name of a column -> its cells
 Encode = Callable[[str, Sequence[object]], tuple[list[str], np.ndarray]]  # a column of labels -> classes, numbers
 
 
 def read_labels(
+    path: Path,
+    columns: Sequence[str],
+    column: Column,
+    wanted: Sequence[str],
+    encode: Encode,
+    without: list[str] | None = None,
+) -> tuple[list[str], tuple[str, ...], np.ndarray]:
+    """Names of classes, names of values, and the labels of a table; one of the names is empty.
+
+    Where images alone are enough, labels that cannot be used are none, and `without` is told why.
+    """
+    try:
+        return _read_labels(path, columns, column, wanted, encode)
+    except DataError as e:
+        if without is None or wanted:
+            raise
+        without.append(f"read without labels: {e}")
+        return [*UNLABELLED], (), np.zeros(len(column(columns[0])), np.int64)
+
+
+def _read_labels(
     path: Path, columns: Sequence[str], column: Column, wanted: Sequence[str], encode: Encode
 ) -> tuple[list[str], tuple[str, ...], np.ndarray]:
-    """Names of classes, names of values, and the labels of a table; one of the names is empty."""
     names = _value_columns(path, columns, column, wanted)
     if not names:
         label = find_column(path, columns, _LABEL_COLUMNS, "labels")

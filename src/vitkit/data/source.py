@@ -22,6 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.decode import BadImage, Needed, decode, header, to_channels
+from vitkit.data.labels import UNLABELLED
 from vitkit.data.preprocess import read_image, read_pixels
 from vitkit.errors import DataError, did_you_mean
 from vitkit.io import open_regular
@@ -124,6 +125,10 @@ class Source:
         if np.issubdtype(self.labels.dtype, np.floating):
             return "values"
         return "labels" if self.labels.ndim == 2 else "classes"
+
+    @property
+    def labelled(self) -> bool:
+        return self.classes != UNLABELLED
 
     @property
     def multi_label(self) -> bool:

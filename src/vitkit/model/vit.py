@@ -7,7 +7,7 @@ Shapes: B images, C channels, H x W pixels, P prefix tokens, N patches on a grid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,8 @@ from vitkit.model.patches import build_patches, to_tileable
 from vitkit.model.positions import POSITIONS, Place
 from vitkit.model.rotary import Rotary
 from vitkit.model.stem import build_stem
+
+OnPatches = Callable[[Tensor], Tensor]
 
 
 class ViT(VisionModel):
@@ -77,11 +79,15 @@ class ViT(VisionModel):
         states = [self.norm(kept[i]) if norm and self.norm is not None else kept[i] for i in wanted]
         return [s[:, self.config.prefix_tokens :].mT.unflatten(-1, place.grid) for s in states] if grid else states
 
-    def embed(self, images: Tensor, pad: bool = False) -> tuple[Tensor, Place]:
-        """B C H W -> what the first block sees, B (P + N) D, and where the tokens are."""
+    def embed(self, images: Tensor, pad: bool = False, on_patches: OnPatches | None = None) -> tuple[Tensor, Place]:
+        """B C H W -> what the first block sees, B (P + N) D, and where the tokens are.
+
+        `on_patches` may change the patch embeddings, B N D, before positions are added: to hide some of them.
+        """
         images = to_tileable(images, self.config, pad)  # B C H W
         features = images if self.stem is None else self.stem(images)
         patches, grid = self.patches(features)  # B N D
+        patches = patches if on_patches is None else on_patches(patches)
         x = self.positions(self.prefix(), patches, grid)  # B (P + N) D
         x = F.dropout(x, self.config.embedding_rate, self.training)
         x, place = x if self.pre_norm is None else self.pre_norm(x), self.positions.place(grid, x)

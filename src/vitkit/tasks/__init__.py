@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from vitkit.tasks.base import Metric, Settings, Task
 from vitkit.tasks.match import columns_of
-from vitkit.tasks.table import TASKS, open_data_for, task_of
+from vitkit.tasks.table import METHODS, TASKS, open_data_for, task_of
 
-__all__ = ["TASKS", "Metric", "Settings", "Task", "columns_of", "open_data_for", "task_of"]
+__all__ = ["METHODS", "TASKS", "Metric", "Settings", "Task", "columns_of", "open_data_for", "task_of"]

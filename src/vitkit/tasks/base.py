@@ -66,7 +66,9 @@ class Task:
     losses: ClassVar[tuple[str, ...]]  # the default first
     augmentation: ClassVar[str] = "light"  # the preset that suits it, and why if that is not plain
     why_augmentation: ClassVar[str] = ""
-    score: ClassVar[Metric]
+    score: Metric
+    pretrains: ClassVar[bool] = False  # the last weights are the result, and compared with those before the first step
+    least_batch: ClassVar[int] = 1  # images in a batch, in each process
     teacher: Teacher | None = None
 
     def __init__(self, outputs: Outputs, count: int, settings: Settings | None = None) -> None:
@@ -160,6 +162,10 @@ class Task:
     def evaluation(self, records: Records, source: Source) -> Evaluation:
         """Everything that the records tell."""
         return Evaluation.of(records, source, self.measure(records))
+
+    def verdict(self, start: Mapping[str, float], now: Mapping[str, float]) -> str:
+        """Whether training works, in words, from the metrics before the first step and now; "": nothing to say."""
+        return ""
 
     # --- what people read ----------------------------------------------------------------------------
 

@@ -12,10 +12,23 @@ from vitkit.model.base import OutputKind, Outputs, VisionModel
 from vitkit.progress import SILENT, Progress
 from vitkit.tasks.base import Settings, Task
 from vitkit.tasks.classify import Classify, MultiLabel
+from vitkit.tasks.pretraining.dino import Dino
+from vitkit.tasks.pretraining.lejepa import LejepaMethod
+from vitkit.tasks.pretraining.mae import Mae
+from vitkit.tasks.pretraining.masked_patch import MaskedPatch
 from vitkit.tasks.regress import Regress
 from vitkit.tasks.trainee import unwrapped
 
-TASKS: dict[str, type[Task]] = {t.name: t for t in (Classify, MultiLabel, Regress)}
+TASKS: dict[str, type[Task]] = {
+    t.name: t for t in (Classify, MultiLabel, Regress, Mae, MaskedPatch, Dino, LejepaMethod)
+}
+METHODS = tuple(name for name, task in TASKS.items() if task.pretrains)  # of `vitkit pretrain`, the default first
+
+
+def check_method(name: str) -> None:
+    if name not in METHODS:
+        hint = f"{did_you_mean(name, METHODS)} Choose one of: {', '.join(METHODS)}"
+        raise ConfigError(f"there is no method of pre-training called {name!r}.{hint}")
 
 
 def task_of(model: nn.Module, labels: OutputKind | None = None) -> Task:

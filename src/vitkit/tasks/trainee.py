@@ -6,7 +6,7 @@ Shapes: B images, P prefix tokens, N patches, D width.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,8 @@ class Trainee(nn.Module):
     none of them.
     """
 
+    plain: ClassVar[bool] = True  # `forward` takes images alone and uses every weight: it can be compiled
+
     def __init__(self, model: Model, patch_dropout: float = 0.0) -> None:
         super().__init__()
         self.model, self.patch_dropout = model, patch_dropout
@@ -42,6 +44,11 @@ class Trainee(nn.Module):
             x = drop_patches(x, model.config.prefix_tokens, self.patch_dropout)
         x = model.encode(x, place, only=model.head.tokens_read)
         return torch.stack(model.head.both(x), dim=1) if both else model.head(x)
+
+    @property
+    def kept(self) -> Model:
+        """The weights that are saved and evaluated: those that learn, or those of a teacher that follows them."""
+        return self.model
 
     def after_step(self, progress: float) -> None:
         """Called after every update, with how much of the run is done: a teacher may follow its student here."""

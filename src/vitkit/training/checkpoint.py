@@ -171,6 +171,7 @@ def state_of(loop: Loop) -> State:
     parts = loop.parts
     state: State = {name: getattr(loop, name) for name in _NUMBERS}
     state |= {"elapsed": loop.elapsed, "window": list(loop.window), "best": loop.best, "validation": loop.validation}
+    state["start"] = loop.at_start
     epoch, step = divmod(loop.step, len(parts.loader))  # of the next batch, also right after the last of an epoch
     state |= {"loader": {"epoch": epoch, "step": step}, "scaler": parts.scaler.state_dict()}
     if not loop.config.shard:
@@ -207,7 +208,7 @@ def put_back(loop: Loop, state: State) -> None:
     for name in _NUMBERS:
         setattr(loop, name, state[name])
     loop.elapsed_before, loop.window = state["elapsed"], list(state["window"])
-    loop.best, loop.validation = state["best"], state["validation"]
+    loop.best, loop.validation, loop.at_start = state["best"], state["validation"], state.get("start", {})
     parts.loader.load_state_dict(state["loader"])
     parts.scaler.load_state_dict(state["scaler"])
     if not loop.config.shard:
@@ -270,7 +271,7 @@ def read_sharded(loop: Loop, folder: Path) -> State:
 
 def save_model(loop: Loop, path: Path) -> None:
     """The evaluated weights as a native file, without adapters, put together from all processes."""
-    model = loop.parts.model if loop.parts.average is None else loop.parts.average.model
+    model = loop.parts.trainee.kept if loop.parts.average is None else loop.parts.average.model
     if loop.config.shard:
         parts = model.state_dict().items()  # put together by all processes
         tensors = {k: (v.full_tensor() if hasattr(v, "full_tensor") else v).cpu() for k, v in parts}

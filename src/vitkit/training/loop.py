@@ -79,9 +79,12 @@ class Result:
     test: dict[str, float] = field(default_factory=dict)  # of the best weights, when there is a test split
     skipped: int = 0  # steps whose loss was not finite
     bad_files: int = 0
+    start: dict[str, float] = field(default_factory=dict)  # before the first step, of pre-training
+    verdict: str = ""  # of pre-training: whether it worked
 
     def to_dict(self) -> dict[str, object]:
-        return {**{k: v for k, v in vars(self).items() if k != "score"}, "out": str(self.out)}
+        later = {k for k in ("start", "verdict") if not getattr(self, k)}
+        return {**{k: v for k, v in vars(self).items() if k not in {"score", *later}}, "out": str(self.out)}
 
 
 class Stopped(TrainError):
@@ -99,6 +102,7 @@ class Loop:
         self.elapsed_before = 0.0  # seconds that earlier parts of this run took
         self.window: list[float] = []  # losses since the last line of the log
         self.best, self.validation = dict[str, float](), dict[str, float]()
+        self.at_start: dict[str, float] = {}  # metrics before the first step, of what learns from images alone
         self.evaluations_done = 0
         self.evaluation_seconds = self.evaluation_total = 0.0  # of the last one, of all
         self.too_much_evaluation = self.stop_asked = False
@@ -122,6 +126,9 @@ class Loop:
     def run(self, resumed: bool) -> Result:
         log = Log(self.out, self.step if resumed else -1) if self.world.first else None
         saved = time.monotonic()
+        if not self.step and self.parts.task.pretrains:
+            self.evaluate(log)
+            self.at_start, self.evaluations_done = self.validation, 0
         progress, stop = self.sync()
         with stop_signals(self):
             while progress < 1 or not self.step:  # one step at least, however short the budget
@@ -139,7 +146,8 @@ class Loop:
                         saved = time.monotonic()
                     if stop:
                         self.keeper.finish()
-                        again = f"vitkit train {self.config.data} --out {self.config.out} --resume"
+                        command = "pretrain" if self.parts.task.pretrains else "train"
+                        again = f"vitkit {command} {self.config.data} --out {self.config.out} --resume"
                         raise Stopped(f"stopped at step {self.step}, all saved. Resume with: {again}")
                     if progress >= 1:
                         break
@@ -149,7 +157,8 @@ class Loop:
         self.check_learned()
         save_model(self, self.out / "model.safetensors")
         reached = (self.step, self.epoch, self.elapsed, self.validation, self.best, self.metrics(self.parts.test))
-        return Result(self.out, self.parts.task.score, *reached, self.skipped, len(self.parts.loader.bad_files))
+        kept = (self.skipped, len(self.parts.loader.bad_files), self.at_start, self.verdict())
+        return Result(self.out, self.parts.task.score, *reached, *kept)
 
     def sync(self) -> tuple[float, bool]:
         """Progress, the wish to stop, and whether evaluation took too much of a budget: the same in all processes."""
@@ -266,16 +275,24 @@ class Loop:
         self.validation = self.metrics(self.parts.validation)
         self.evaluations_done = max(self.evaluations_done + 1, int(progress * self.config.evaluations + 1e-9))
         score = self.validation.get(metric.key, 0.0)
-        if not self.best or metric.improves(score, self.best["score"]):
+        if not self.best or self.parts.task.pretrains or metric.improves(score, self.best["score"]):
             self.best = {"score": score, "step": self.step, **self.validation}
             save_model(self, self.out / "best.safetensors")
         self.evaluation_seconds = time.monotonic() - before
         self.evaluation_total += self.evaluation_seconds
         line: Line = {"step": self.step, "epoch": self.epoch}
+        verdict = self.verdict()
         if log is not None:
-            log.write({**line, **{f"val_{k}": v for k, v in self.validation.items()}})
+            about = {"verdict": verdict} if verdict else {}
+            log.write({**line, **{f"val_{k}": v for k, v in self.validation.items()}, **about})
         shown = [metric.text(value) for value in (score, self.best["score"])] if self.validation else ["", ""]
         self.watcher.evaluated(line, *shown)
+        if verdict:
+            self.watcher.note(f"      {verdict}")
+
+    def verdict(self) -> str:
+        """Whether it works, in words, where the task can tell."""
+        return self.parts.task.verdict(self.at_start, self.validation) if self.at_start else ""
 
     def metrics(self, loader: Loader | None) -> dict[str, float]:
         """Of the weights that are kept; none without images to evaluate on."""

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -15,6 +16,7 @@ from vitkit.checkpoints.load import load, open_checkpoint
 from vitkit.checkpoints.options import ModelOptions
 from vitkit.data import Augment, BadFiles, Loader, Source, cached, evaluation_split
 from vitkit.data.dataset import Dataset
+from vitkit.data.keys import permutation
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import evaluation_loader
 from vitkit.model.attention import Attention
@@ -29,6 +31,7 @@ from vitkit.training import optim
 from vitkit.training.config import TrainConfig
 from vitkit.world import World, ensure_group
 
+EVALUATED = 1_000  # images that pre-training is evaluated on
 Loaders = tuple[Loader, Loader | None, Loader | None]  # of the splits train, val, test
 
 
@@ -53,7 +56,9 @@ class Parts:
         """The weights that are evaluated and kept: the average, where there is one."""
         if self.average is not None:
             return self.average.model
-        return self.wrapped if self.config.shard else self.model  # FSDP gathers the weights where it was put around
+        if self.config.shard:  # FSDP gathers the weights where it was put around
+            return self.wrapped
+        return self.model if self.trainee.plain else self.trainee
 
     @property
     def test_share(self) -> float:
@@ -107,6 +112,7 @@ def assemble(
     average = optim.Average(model, config.ema) if config.ema else None
     if config.shard and average is not None:
         wrap(average.model, world, shard=True)
+    torch.manual_seed(config.seed)  # what the task adds starts at random
     trainee = task.trainee(model, config.patch_dropout).to(world.device)
     wrapped = wrap(compiled(trainee, config, world, progress), world, config.shard)
     beside = ((name, p) for name, p in trainee.named_parameters() if not name.startswith("model."))  # the task's own
@@ -120,11 +126,14 @@ def assemble(
     learning = [p for p in trainee.parameters() if p.requires_grad]
     scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
     models = (model, trainee, wrapped, average, optimizers, learning, scaler)
-    return Parts(config, world, task, *models, *loaders(config, world, data, model))
+    return Parts(config, world, task, *models, *loaders(config, world, data, model, task))
 
 
-def loaders(config: TrainConfig, world: World, data: Dataset, model: Model) -> Loaders:
-    """Training batches, and evaluation of the val and test splits where the set has them."""
+def loaders(config: TrainConfig, world: World, data: Dataset, model: Model, task: Task) -> Loaders:
+    """Training batches, and evaluation of the val and test splits where the set has them.
+
+    Pre-training is evaluated on a sample of val, or where that is small of train and val: it learns no labels by heart.
+    """
     source, pre, channels = data.split("train"), model.config.preprocessing, model.config.channels
     workers = max(0, config.workers)
     if config.cache:
@@ -137,13 +146,21 @@ def loaders(config: TrainConfig, world: World, data: Dataset, model: Model) -> L
         raise DataError(f"{config.data} has only {len(source)} images to train on; add more")
     there = [split for split in ("val", "test") if source.splits.get(split)]
     found = {split: evaluation_loader(data.split(split), model.config, None, *place) for split in there}
+    if task.pretrains:
+        evaluated = "val" if source.splits.get("val", 0) >= EVALUATED else "+".join(["train", *there[:1]])
+        return training, evaluation_loader(sample(data.split(evaluated)), model.config, None, *place), None
     validation = "test" if "val" not in found and evaluation_split(source.splits) == "test" else "val"
     return training, found.get(validation), found.get("test")
 
 
+def sample(source: Source) -> Source:
+    """At most `EVALUATED` images of a split, always the same."""
+    return source.take(np.sort(permutation(0, 0, len(source), "sample")[:EVALUATED]))
+
+
 def compiled(trainee: Trainee, config: TrainConfig, world: World, progress: Progress) -> nn.Module:
     """torch.compile where it pays: on a GPU, or when asked for. Where it fails the run continues without."""
-    if config.compile == "no" or (config.compile == "auto" and world.device.type != "cuda"):
+    if not trainee.plain or config.compile == "no" or (config.compile == "auto" and world.device.type != "cuda"):
         return trainee
     model = trainee.model.config
     try:
@@ -161,9 +178,10 @@ def wrap(trainee: nn.Module, world: World, shard: bool) -> nn.Module:
     if world.size == 1 and not shard:
         return trainee
     if not shard:
-        frozen = any(not p.requires_grad for p in trainee.parameters())
+        plain = getattr(trainee, "plain", True)
+        some = not plain or any(not p.requires_grad for p in trainee.parameters())
         ids = [world.device.index] if world.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(trainee, device_ids=ids, find_unused_parameters=frozen)
+        return nn.parallel.DistributedDataParallel(trainee, device_ids=ids, find_unused_parameters=some)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -14,6 +14,7 @@ from vitkit.data import Source, drop_unsafe_flip, preset
 from vitkit.data.dataset import Dataset
 from vitkit.data.decode import BadImage
 from vitkit.errors import ConfigError
+from vitkit.model import zoo
 from vitkit.model.config import AnyConfig, Size, ViTConfig
 from vitkit.tasks import Task
 from vitkit.training import published
@@ -49,9 +50,11 @@ def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig |
     if batch % world.size:
         raise ConfigError(f"--batch-size {batch} must be divided by the {world.size} processes")
     choices: Choices = {"batch_size": batch, "loss": task.loss_name}
-    choices |= fill_model(config, source, size, world, reasons)
-    choices |= choose_length(config, count, batch, reasons)
-    choices |= choose_optimizer(config, batch, init, reasons)
+    choices |= fill_model(config, source, size, world, reasons, task)
+    choices |= choose_length(config, count, batch, reasons, task)
+    choices |= choose_optimizer(config, batch, init, reasons, task.pretrains)
+    if task.pretrains:
+        check_pretraining(config.replace(**choices), task, size, min(batch, count) // world.size, init)
     choices |= choose_augmentation(config, task, source, reasons)
     if config.workers < 0:  # images in memory need none
         choices["workers"] = 0 if source.pixels is not None else max(1, (os.cpu_count() or 1) // world.size)
@@ -60,7 +63,24 @@ def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig |
     return config.replace(**choices), reasons
 
 
-def fill_model(config: TrainConfig, source: Source, size: Size, world: World, reasons: list[str]) -> Choices:
+def check_pretraining(config: TrainConfig, task: Task, size: Size, batch: int, init: AnyConfig | None) -> None:
+    """What makes no sense without labels, or cannot work, is refused before it starts."""
+    plain = TrainConfig()
+    for name in ("ema", "freeze", "lora", "class_weights", "balanced", "teacher", "recipe", "shard"):
+        if getattr(config, name) != getattr(plain, name):
+            raise ConfigError(f"{name} is for training with labels, or not for pre-training; leave it out")
+    if batch < task.least_batch:
+        need = f"{task.name} compares the images of a batch and needs {task.least_batch} of them in each process"
+        raise ConfigError(f"{need}, not {batch}; choose a larger --batch-size, add images, or use --method mae")
+    model = init or zoo.config(config.model, **{k: v for k, v in config.changes.items() if k == "patch_size"})
+    if max(size) < min(model.patch_size):
+        pixels = f"the images have about {size[1]}x{size[0]} pixels, less than one patch of {model.patch_size[0]}"
+        raise ConfigError(f"{pixels}: nothing could be learned inside them. Choose a --model with smaller patches")
+
+
+def fill_model(
+    config: TrainConfig, source: Source, size: Size, world: World, reasons: list[str], task: Task
+) -> Choices:
     """The model where none was named, and the channels of the images."""
     if config.init is not None:
         return {}
@@ -71,7 +91,7 @@ def fill_model(config: TrainConfig, source: Source, size: Size, world: World, re
     changes.pop("image_size", None)
     if pixels is not None and config.image_size is None:
         why += f", at {pixels} pixels"
-    if len(source) < FEW:
+    if len(source) < FEW and not task.pretrains:
         changes["dropout"] = 0.1
         why += "; with dropout, since the images are few"
     reasons.append(f"model: {name}, {why}")
@@ -79,12 +99,14 @@ def fill_model(config: TrainConfig, source: Source, size: Size, world: World, re
     return {"model": name, "changes": changes, "image_size": pixels}
 
 
-def choose_length(config: TrainConfig, count: int, batch: int, reasons: list[str]) -> Choices:
+def choose_length(config: TrainConfig, count: int, batch: int, reasons: list[str], task: Task) -> Choices:
     """Epochs become steps, which say the same exactly."""
     if config.steps or config.budget:
         return {}
     small = count < 20_000
     chosen = (20 if small else 8) if config.init is not None else 60 if count < FEW else 30 if small else 12
+    if task.pretrains:  # provisional: not measured yet
+        chosen = (60 if small else 20) if config.init is not None else 200 if count < FEW else 100 if small else 40
     epochs = config.epochs or chosen
     if not config.epochs:
         reasons.append(f"length: {epochs:g} epochs, for {count:,} images")
@@ -128,7 +150,9 @@ def choose_batch(count: int, world: World) -> int:
     return max(world.size, batch // world.size * world.size)
 
 
-def choose_optimizer(config: TrainConfig, batch: int, init: AnyConfig | None, reasons: list[str]) -> Choices:
+def choose_optimizer(
+    config: TrainConfig, batch: int, init: AnyConfig | None, reasons: list[str], pretrains: bool = False
+) -> Choices:
     """Which, its peak learning rate and weight decay; for fine-tuning also whether early layers learn more slowly.
 
     A model of four blocks, from digits of 8 pixels to 16, 200 steps: 97.6% at 2e-3 without layer-wise decay, 90.0%
@@ -136,10 +160,10 @@ def choose_optimizer(config: TrainConfig, batch: int, init: AnyConfig | None, re
     """
     fine = config.init is not None
     shallow = isinstance(init, ViTConfig) and init.depth < SHALLOW  # so few blocks that all should learn alike
-    name = config.optimizer or ("adamw" if fine else "muon")
+    name = config.optimizer or ("adamw" if fine or pretrains else "muon")
     kind = OPTIMIZERS[name]
     lr, decay = kind.lr, kind.decay
-    if fine and name == "adamw":
+    if fine and name == "adamw" and not pretrains:
         lr = (2e-3 if shallow else 5e-4) * (4 if config.lora else 1)
     lr *= (batch / kind.batch) ** kind.power
     if config.freeze == "backbone" and name != "sgd":
@@ -147,7 +171,7 @@ def choose_optimizer(config: TrainConfig, batch: int, init: AnyConfig | None, re
     chosen: Choices = {"optimizer": name, "lr": config.lr or round(lr, 6)}
     chosen["weight_decay"] = config.weight_decay if config.weight_decay >= 0 else decay
     untouched = config.layer_decay == 1.0 and not config.freeze and not config.lora
-    if fine and name == "adamw" and not shallow and untouched:
+    if fine and name == "adamw" and not shallow and untouched and not pretrains:
         chosen["layer_decay"] = 0.75
     reasons.append(f"optimiser: {name}, learning rate {chosen['lr']:g}, batches of {batch}")
     return chosen

@@ -24,6 +24,7 @@ from vitkit.explanation.training import curves_of, read_log
 from vitkit.figures.style import save_png, styled
 from vitkit.io import parse_json, write_json
 from vitkit.locks import only_one
+from vitkit.tasks import TASKS
 from vitkit.training.checkpoint import State, put_back
 from vitkit.training.config import TrainConfig
 from vitkit.training.log import EVENTS
@@ -93,7 +94,8 @@ def _prepare(
     accept: bool | None = None,  # changed data; None: whether it changed does not matter
 ) -> Loop:
     """The loop of a configuration; that of a new run is completed and written down first."""
-    data = open_data(config.data, watcher, target=config.target, classes_from=config.classes_from)
+    labelled = not config.task or TASKS[config.task].kind is not None
+    data = open_data(config.data, watcher, target=config.target, classes_from=config.classes_from, labelled=labelled)
     if world.first and not new and accept is not None:
         _compare_data(Path(config.out), data, watcher, accept)
     init = open_init(config)

@@ -41,6 +41,7 @@ def open_data(
     *,
     target: str | Sequence[str] = (),
     classes_from: str | int = "auto",
+    labelled: bool = True,
 ) -> Dataset:
     """Scan a set of images, once; `.split("train")` gives its samples.
 
@@ -51,6 +52,7 @@ def open_data(
     target        the columns of a list or of Parquet that hold the numbers to be predicted
     classes_from  which folders are the classes: "top", "leaf", a level counted from 1, or "auto": the innermost
                   ones when those above hold no images
+    labelled      False: images alone are enough, also a flat folder; labels are taken where every image has one
     """
     text = str(Path(data).expanduser())
     columns = (target,) if isinstance(target, str) else tuple(target)
@@ -59,7 +61,7 @@ def open_data(
         raise ConfigError(f"classes_from={level!r} must be auto, top, leaf or a level: 1, 2, 3 ...")
     for kind in SOURCES.values():
         if kind.matches(text):
-            dataset = kind.open(text, Options(tuple(c for c in columns if c), level), progress)
+            dataset = kind.open(text, Options(tuple(c for c in columns if c), level, labelled), progress)
             for note in dataset.notes:
                 progress.note(note)
             return dataset

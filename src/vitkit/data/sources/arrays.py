@@ -20,6 +20,7 @@ import torch
 
 from vitkit.data.dataset import Dataset, Options, split_name
 from vitkit.data.decode import to_8_bits, white_of
+from vitkit.data.labels import UNLABELLED
 from vitkit.data.source import Names, Source
 from vitkit.errors import DataError, as_text
 from vitkit.progress import Progress
@@ -27,6 +28,7 @@ from vitkit.progress import Progress
 Part = tuple[np.ndarray, np.ndarray]  # images (N, C, H, W) and labels
 
 _PAIRS = {"images": "labels", "x": "y", "data": "target"}
+_X = "|".join(_PAIRS)
 _INFLATION, _HARMLESS = 64, 1 << 30  # times its own size that a file may grow, where that is more bytes than these
 _AT_ONCE = 256  # images that are converted at once
 
@@ -42,8 +44,8 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
         with zipfile.ZipFile(path) as archive:
             _check_size(path, archive)
         with np.load(path, allow_pickle=False) as file:
-            found = _find_parts(path, file.files)
-            wanted = {key for keys in found.values() for key in keys} | ({"classes"} & set(file.files))
+            found = _find_parts(path, file.files, options.labelled)
+            wanted = {key for keys in found.values() for key in keys if key} | ({"classes"} & set(file.files))
             arrays = {key: np.asarray(file[key]) for key in wanted}
     except DataError:
         raise
@@ -58,6 +60,8 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
     white = {kind: _white(path, several, notes) for kind, several in of_kind.items()}
     parts = {word: (_to_bytes(images, white[images.dtype]), labels) for word, (images, labels) in raw.items()}
     classes = [as_text(c) for c in arrays["classes"].ravel()] if "classes" in arrays else None
+    if not all(y for _, y in found.values()):
+        classes = [*UNLABELLED]
     return from_arrays(data, parts, classes, notes=notes)
 
 
@@ -123,8 +127,8 @@ def from_arrays(
     return Dataset(samples, splits, notes=notes)
 
 
-def _find_parts(path: Path, arrays: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """The names of images and labels, by the word that says their split."""
+def _find_parts(path: Path, arrays: Sequence[str], labelled: bool) -> dict[str, tuple[str, str]]:
+    """The names of images and labels, by the word that says their split; without labels "" may stand for theirs."""
     found: dict[str, tuple[str, str]] = {}
     for x, y in _PAIRS.items():
         for key in arrays:
@@ -135,6 +139,11 @@ def _find_parts(path: Path, arrays: Sequence[str]) -> dict[str, tuple[str, str]]
                 other = f"{y}_{word[2]}" if word[1] else f"{word[2]}_{y}"
                 if other in arrays:
                     found.setdefault(word[2], (key, other))
+    if not found and not labelled:
+        words = {key: re.fullmatch(rf"(?:({_X})_)?(\w+?)(?:_({_X}))?", key) for key in arrays if key not in _PAIRS}
+        found = {word[2]: (key, "") for key, word in words.items() if word and (word[1] or word[3])}
+        for key in set(arrays) & set(_PAIRS):
+            found.setdefault("all", (key, ""))
     if found:
         return found
     have = ", ".join(arrays) or "nothing"
@@ -143,7 +152,8 @@ def _find_parts(path: Path, arrays: Sequence[str]) -> dict[str, tuple[str, str]]
 
 def _part(path: Path, arrays: Mapping[str, np.ndarray], x: str, y: str) -> Part:
     """Images N H W, N H W C or N C H W -> N C H W; and their labels."""
-    images, labels = arrays[x], arrays[y]
+    images = arrays[x]
+    labels = arrays[y] if y else np.zeros(len(images) if images.ndim else 0, np.int64)
     if labels.ndim == 2 and labels.shape[1] == 1:  # MedMNIST: a column
         labels = labels[:, 0]
     if not images.ndim or not labels.ndim or len(images) != len(labels):

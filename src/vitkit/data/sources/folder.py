@@ -14,6 +14,7 @@ import numpy as np
 
 from vitkit.data.dataset import SPLITS, Dataset, Options, is_split, split_name
 from vitkit.data.decode import SUFFIXES
+from vitkit.data.labels import UNLABELLED
 from vitkit.data.source import Names, Source
 from vitkit.errors import DataError, as_text
 from vitkit.progress import Progress
@@ -32,6 +33,9 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
     notes: list[str] = []
     lost: list[str] = []
     found, empty = _scan(Path(data), lost)
+    loose_in_splits = {folder[0] for _, folder, _ in found if is_split(folder[0])}
+    if not options.labelled and (not found or lost or loose_in_splits):  # not every image is in the folder of a class
+        return _open_flat(data, progress)
     if not found and (loose := _loose(Path(data))):
         raise DataError(
             f"{data} holds {loose} images but no folders of classes; move each image into a folder named "
@@ -46,6 +50,19 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
     labels = np.array([number[class_of[folder]] for folder in folders], dtype=np.int64)
     samples = Source(name=data, classes=classes, labels=labels, names=Names(paths))
     return Dataset(samples, splits, progress, notes, empty, lost)
+
+
+def _open_flat(data: str, progress: Progress) -> Dataset:
+    """Every image below a folder, without labels; only the folders of splits have a meaning."""
+    root = Path(data)
+    found = [path for _, path in _images(root)]
+    if not found:
+        raise DataError(f"{data} holds no images; vitkit reads {' '.join(sorted(SUFFIXES))}. Choose another folder")
+    tops = [Path(path).relative_to(root).parts for path in found]
+    splits = [split_name(parts[0]) if len(parts) > 1 and is_split(parts[0]) else "" for parts in tops]
+    splits = splits if "train" in splits else [""] * len(splits)
+    samples = Source(name=data, classes=UNLABELLED, labels=np.zeros(len(found), np.int64), names=Names(found))
+    return Dataset(samples, splits, progress)
 
 
 def _scan(folder: Path, lost: list[str]) -> tuple[Found, list[str]]:

@@ -17,9 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
+import numpy as np
+
 from vitkit.data.dataset import Dataset, Options, first_word, is_split, split_name, splits_of_files
 from vitkit.data.decode import SUFFIXES
-from vitkit.data.labels import encode_labels, find_column, named_classes, read_labels
+from vitkit.data.labels import UNLABELLED, encode_labels, find_column, named_classes, read_labels
 from vitkit.data.source import Names, Source
 from vitkit.errors import DataError, MissingPackage
 from vitkit.io import parse_json
@@ -44,18 +46,19 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
     texts = _texts(path)
     if texts:
         options.allow(data)
-        return _open_texts(data, texts, progress)
+        return _open_texts(data, texts, progress, options.labelled)
     options.allow(data, "target")
     rows = _read_rows(path)
     if not rows:
         raise DataError(f"{path} lists no images; give it a header such as path,label and one line per image")
-    path_column = find_column(path, list(rows[0]), _PATH_COLUMNS, "paths")
+    path_column, notes = find_column(path, list(rows[0]), _PATH_COLUMNS, "paths"), list[str]()
     classes, targets, labels = read_labels(
         path,
         list(rows[0]),
         lambda name: [row.get(name) for row in rows],
         options.target,
         lambda name, cells: encode_labels(cells, several=name == "labels"),
+        None if options.labelled else notes,
     )
     for line, row in enumerate(rows, start=2):
         if not is_path(cell := row.get(path_column)):
@@ -65,7 +68,7 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
         raise DataError(f"{path}, row {splits.index('') + 2} has no split, other rows have; write train, val or test")
     files = Names(str(path.parent / str(row[path_column])) for row in rows)
     samples = Source(name=data, labels=labels, names=files, classes=tuple(classes), targets=targets)
-    return Dataset(samples, splits, progress)
+    return Dataset(samples, splits, progress, notes)
 
 
 def _read_rows(path: Path) -> list[Row]:
@@ -116,16 +119,19 @@ def require_pyarrow() -> ModuleType:
     return cast(ModuleType, pyarrow)
 
 
-def _open_texts(data: str, lists: list[Path], progress: Progress) -> Dataset:
+def _open_texts(data: str, lists: list[Path], progress: Progress, labelled: bool) -> Dataset:
     rows: list[tuple[str, str, str]] = []  # path, label and split of every image
     for path, split in zip(lists, splits_of_files(lists, lists[0].parent), strict=True):
-        pairs = _read_pairs(path)
+        pairs = _read_pairs(path, labelled)
         own = path.parent  # paths are relative to the folder of the list, or to one beside it
         near = (own, own / path.stem, own / "images", own.parent)
         base = next((folder for folder in near if (folder / pairs[0][0]).exists()), own)
         rows += [(str(base / file), label, split) for file, label in pairs]
-    classes, labels = encode_labels([label for _, label, _ in rows])
-    classes = named_classes(lists[0].parent, classes)
+    if all(label for _, label, _ in rows):
+        classes, labels = encode_labels([label for _, label, _ in rows])
+        classes = named_classes(lists[0].parent, classes)
+    else:
+        classes, labels = [*UNLABELLED], np.zeros(len(rows), np.int64)
     samples = Source(name=data, labels=labels, names=Names(file for file, _, _ in rows), classes=tuple(classes))
     note = f"read as lists of images and labels: {', '.join(path.name for path in lists)}"
     return Dataset(samples, [split for _, _, split in rows], progress, [note])
@@ -143,8 +149,8 @@ def _texts(path: Path) -> list[Path]:
     return found
 
 
-def _read_pairs(path: Path) -> list[tuple[str, str]]:
-    """(path, label) of every line."""
+def _read_pairs(path: Path, labelled: bool) -> list[tuple[str, str]]:
+    """(path, label) of every line; without labels a line may be a path alone."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as e:
@@ -152,6 +158,9 @@ def _read_pairs(path: Path) -> list[tuple[str, str]]:
     pairs = []
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
+            continue
+        if not labelled and Path(line.strip()).suffix.lower() in SUFFIXES and is_path(line):
+            pairs.append((line.strip(), ""))
             continue
         found = _LINE.fullmatch(line.strip()) or _PLAIN.fullmatch(line.strip())
         if found is None or not is_path(found["path"]):

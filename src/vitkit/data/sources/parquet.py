@@ -19,7 +19,7 @@ import numpy as np
 
 from vitkit.data.dataset import Dataset, Options, splits_of_files
 from vitkit.data.decode import BadImage
-from vitkit.data.labels import encode_labels, read_labels, zeros_and_ones
+from vitkit.data.labels import UNLABELLED, encode_labels, read_labels, zeros_and_ones
 from vitkit.data.source import Names, PackedSource
 from vitkit.data.sources.lists import require_pyarrow
 from vitkit.errors import DataError, MissingPackage, as_text
@@ -70,14 +70,17 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
     column = _image_column(schema)
     if column is None:
         raise DataError(f"{files[0]} has no column of images: it has {', '.join(schema.names)}; name one 'image'")
-    places = _places(files, progress)
+    places, notes = _places(files, progress), list[str]()
     classes, targets, labels = read_labels(
         files[0],
         schema.names,
         lambda name: [cell for file in files for cell in _cells(file, name)],
         options.target,
         lambda name, cells: _numbered(schema, name, cells),
+        None if options.labelled else notes,
     )
+    if not options.labelled and labels.ndim == 1 and (labels < 0).any():
+        classes, labels = [*UNLABELLED], np.zeros(len(labels), np.int64)
     known = labels >= 0 if labels.ndim == 1 else np.ones(len(labels), dtype=bool)
     lost = [] if known.all() else [f"{int((~known).sum())} rows have no label and are left out"]
     places = places[known]
@@ -93,7 +96,7 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
         column=column,
     )
     splits = np.array(splits_of_files(files, path))[places[:, 0]]
-    return Dataset(samples, splits, progress, lost=lost)
+    return Dataset(samples, splits, progress, notes, lost=lost)
 
 
 @contextmanager

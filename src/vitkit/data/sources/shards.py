@@ -20,7 +20,7 @@ import numpy as np
 
 from vitkit.data.dataset import Dataset, Options, splits_of_files
 from vitkit.data.decode import SUFFIXES, BadImage
-from vitkit.data.labels import encode_labels, named_classes
+from vitkit.data.labels import UNLABELLED, encode_labels, named_classes
 from vitkit.data.source import Names, PackedSource, content_share
 from vitkit.errors import DataError
 from vitkit.io import open_regular, parse_json
@@ -68,11 +68,14 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
     options.allow(data)
     files = expand(data)
     lost: list[str] = []
-    scanned = [_scan(path, lost) for path in progress.track(files, "reading the headers of shards")]
+    scanned = [_scan(path, lost, options.labelled) for path in progress.track(files, "reading the headers of shards")]
     members = [(shard, *member) for shard, found in enumerate(scanned) for member in found]
     if not members:
         raise DataError(f"{data} holds no samples; a shard holds pairs such as 0001.jpg and 0001.cls")
-    classes, labels = encode_labels([label for *_, label in members])
+    if not options.labelled and None in (label for *_, label in members):
+        classes, labels = [*UNLABELLED], np.zeros(len(members), np.int64)
+    else:
+        classes, labels = encode_labels([label for *_, label in members])
     places = np.array([(shard, start, size) for shard, _, start, size, _ in members], dtype=np.int64)
     samples = ShardSource(
         files=tuple(files),
@@ -140,11 +143,14 @@ class _Scan:
         elif suffix in (".cls", ".txt", ".json") and member.isfile():
             self.labels.setdefault(key, _label(tar, member, suffix))
 
-    def labelled(self) -> tuple[list[Member], list[str]]:
+    def samples(self, labelled: bool) -> tuple[list[Member], list[str]]:
         """The samples, and how many of the images are none."""
-        found = [(key, *place, self.labels[key]) for key, place in self.images.items() if self._has_label(key)]
+        wanted = [key for key in self.images if self._has_label(key) or not labelled]
+        found = [(key, *self.images[key], self.labels.get(key)) for key in wanted]
         # 0001.seg.png belongs to the sample 0001 and needs no label of its own
-        bare = sum(not self._has_label(key) and not self._has_label(_sample_of(key)) for key in self.images)
+        bare = sum(
+            labelled and not self._has_label(key) and not self._has_label(_sample_of(key)) for key in self.images
+        )
         no_image = sum(key not in self.images and not key.startswith("__") for key in self.labels) if bare else 0
         counts = {
             f"images of {self.path} have no label and are left out": bare,
@@ -158,11 +164,11 @@ class _Scan:
         return self.labels.get(key) is not None
 
 
-def _scan(path: str, lost: list[str]) -> list[Member]:
-    """Every image of a shard with its label; what is wrong with the shard goes into `lost`."""
+def _scan(path: str, lost: list[str], labelled: bool) -> list[Member]:
+    """Every image of a shard with its label, if it must have one; what is wrong with the shard goes into `lost`."""
     shard = _Scan(path)
     lost += shard.read()
-    found, left_out = shard.labelled()
+    found, left_out = shard.samples(labelled)
     lost += left_out
     return found
 
