@@ -38,6 +38,9 @@ def test_a_flat_folder_is_enough(flat: Path, tmp_path: Path, method: str) -> Non
     saved = json.loads((result.out / "result.json").read_text())
     assert saved["verdict"] == result.verdict
     assert saved["start"]["retrieval"] == lines[0]["val_retrieval"]
+    drawn = {path.name for path in result.out.glob("*.png")}
+    painted = {"reconstructions.png"} if method in ("mae", "masked-patch") else set()
+    assert drawn == {"curves.png", "neighbours.png"} | painted
     model = vitkit.load(result.out)
     assert model.config.classes == 0
     assert vitkit.embed(result.out, flat).shape == (40, 32)

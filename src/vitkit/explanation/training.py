@@ -13,6 +13,7 @@ import numpy as np
 
 from vitkit.errors import DataError
 from vitkit.explanation.subject import LeftOut, Section, Subject
+from vitkit.figures.panels import baseline
 from vitkit.figures.style import COLOURS, Figure, new_figure
 from vitkit.io import parse_json
 from vitkit.tasks import TASKS
@@ -21,7 +22,9 @@ Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (steps, values)
 SCORES = {f"val_{task.score.key}": task.score for task in TASKS.values()}
 WORDS = {name: f"validation {score.words}" for name, score in SCORES.items()}
 WORDS |= {"lr": "learning rate", "val_top5": "validation top-5 accuracy", "val_loss": "validation loss"}
-FIRST = ("loss", *SCORES, "val_loss", "train_top1", "lr")  # panels; others follow by name
+HEALTH = ("val_rank", "val_spread", "val_code_information", "val_projection_std", "val_retrieval")  # of pre-training
+WORDS |= {"val_rank": "effective rank of the features", "val_spread": "spread of the features"}
+FIRST = ("loss", *SCORES, *HEALTH, "val_loss", "train_top1", "lr")  # panels; others follow by name
 
 
 def read_log(run: str | Path) -> Curves:
@@ -88,6 +91,7 @@ def curves_of(curves: Curves) -> Section:
 def draw(curves: Curves) -> Figure:
     """One panel per quantity of the log, over steps."""
     shown = [n for n, (_, v) in curves.items() if not ("top5" in n and v.min() == 1)]  # of few classes it is always 1
+    shown = [n for n in shown if not n.startswith(("val_pixel_", "val_images"))]  # raw pixels: a line to compare with
     names = sorted(shown, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))[:8]
     down, odd = -(-len(names) // 2), len(names) % 2  # of an odd number the first one is as wide as the figure
     figure = new_figure(1.8 * down + 0.3)
@@ -103,6 +107,8 @@ def draw(curves: Curves) -> Figure:
         if noisy:
             axes.plot(steps, smooth(values, len(values) // 25), color=COLOURS[0], linewidth=1.7)
         axes.set_title(in_words(name), loc="left")
+        if (pixels := name.replace("val_", "val_pixel_")) in curves and pixels != name:
+            baseline(axes, float(curves[pixels][1][-1]), "raw pixels")
         if first < last:
             axes.set_xlim(first, last)
         axes.set_xlabel("step" if row == down - 1 else "")

@@ -27,6 +27,7 @@ from vitkit.locks import only_one
 from vitkit.tasks import TASKS
 from vitkit.training.checkpoint import State, put_back
 from vitkit.training.config import TrainConfig
+from vitkit.training.drawn import NEAREST, RECONSTRUCTIONS, draw_pretraining
 from vitkit.training.log import EVENTS
 from vitkit.training.loop import Loop, Result, Watcher
 from vitkit.training.parts import Parts, assemble, open_init
@@ -36,7 +37,7 @@ from vitkit.world import World
 # What a run writes over or removes in its folder; everything else there is left alone.
 OURS = ["config.json", "checkpoints", "log.jsonl", "best.safetensors", "model.safetensors", "result.json", "replay"]
 DATA = "data.json"  # what the set consisted of
-OURS += ["curves.png", EVENTS, DATA]
+OURS += ["curves.png", EVENTS, DATA, RECONSTRUCTIONS, NEAREST]
 
 
 def train(
@@ -80,7 +81,7 @@ def train(
         loop.parts.loader.close()
         if world.first:
             write_json(result.out / "result.json", {k: v for k, v in result.to_dict().items() if k != "out"})
-            _draw_curves(result.out, watcher)
+            _draw(loop, result, watcher)
         return result
 
 
@@ -191,12 +192,14 @@ def _write_config(config: TrainConfig, parts: Parts, reasons: list[str]) -> None
     write_json(Path(config.out) / "config.json", about)
 
 
-def _draw_curves(out: Path, watcher: Watcher) -> None:
-    """`curves.png`, where matplotlib is installed."""
-    section = curves_of(read_log(out))
+def _draw(loop: Loop, result: Result, watcher: Watcher) -> None:
+    """`curves.png`, and what pre-training shows, where matplotlib is installed."""
+    out, section = result.out, curves_of(read_log(result.out))
     try:
         with styled():
-            save_png(section.draw(), out / "curves.png", section.finding, section.alt)
+            save_png(section.draw(), out / "curves.png", result.verdict or section.finding, section.alt)
+            if loop.parts.task.pretrains:
+                draw_pretraining(loop.parts, out, result.verdict)
     except MissingPackage as e:
         watcher.note(f"no curves.png: {e}")
 

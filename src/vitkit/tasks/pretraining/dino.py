@@ -38,12 +38,12 @@ STUDENT_TEMPERATURE, TEACHER_TEMPERATURES, WARMUP = (
 )  # the teacher's rises in this share of the run
 CENTRE_MOMENTUM = 0.9
 IBOT_MASKING = 0.3  # share of the patches
-LITTLE = 0.02  # what codes must tell about their image, as a share of what they could
+LITTLE = 0.01  # what codes must tell about their image, as a share of what they could
 
 
 @dataclass(frozen=True)
 class DinoOptions(Options):
-    codes: int = 1024  # the paper's 65,536 for a million images
+    codes: int = 256  # the paper's 65,536 for a million images
     hidden: int = 256  # widths of the head; the paper's 2048 and 256
     bottleneck: int = 64
     local_views: int = 4  # small views beside the two large ones
@@ -61,21 +61,22 @@ class DinoOptions(Options):
 
 
 class Head(nn.Module):
-    """D -> K: three layers to unit length, then cosines with K unit vectors."""
+    """D -> K: three layers to unit length, then cosines with K unit vectors.
+
+    A batch norm comes first: features of fresh weights differ so little that codes would not tell images apart, and
+    a short run collapsed on digits without it (codes told 0.1% of what they could, 4.5% with it).
+    """
 
     def __init__(self, width: int, options: DinoOptions) -> None:
         super().__init__()
         hidden = options.hidden
-        layers = (nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU())
-        self.mlp = nn.Sequential(*layers, nn.Linear(hidden, options.bottleneck))
+        layers = (nn.BatchNorm1d(width, affine=False), nn.Linear(width, hidden), nn.GELU())
+        self.mlp = nn.Sequential(*layers, nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, options.bottleneck))
         self.codes = nn.Parameter(torch.randn(options.codes, options.bottleneck))
-        for layer in self.mlp:
-            if isinstance(layer, nn.Linear):
-                nn.init.trunc_normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.normalize(self.mlp(x), dim=-1), F.normalize(self.codes, dim=-1))
+        y = F.normalize(self.mlp(x.flatten(0, -2)), dim=-1).view(*x.shape[:-1], -1)
+        return F.linear(y, F.normalize(self.codes, dim=-1))
 
 
 def sinkhorn(scores: Tensor, temperature: float, rounds: int = 3) -> Tensor:

@@ -19,7 +19,7 @@ from vitkit.data.vary import blurred, crop_and_flip, saturation, vary
 from vitkit.model.config import Preprocessing
 
 GREY, BLURRED, JITTER = 0.2, 0.5, 0.4  # probability, probability, share
-GLOBAL, LOCAL = (0.3, 1.0), (0.1, 0.3)  # share of the image's area that a view shows
+GLOBAL, LOCAL = (0.4, 1.0), (0.1, 0.4)  # share of the image's area that a view shows
 
 
 def views(images: Tensor, keys: Keys, pre: Preprocessing, scales: list[tuple[float, float]], flip_safe: bool) -> Tensor:
