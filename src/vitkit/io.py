@@ -47,6 +47,24 @@ def open_regular(path: str | Path) -> int:
     raise OSError(errno.EINVAL, "a folder, pipe or device, not a file", str(path))
 
 
+def read_into(file: int, start: int, into: memoryview) -> None:
+    """Fill memory from a place in a file, whoever else reads it at the same time; ValueError where it ends before.
+
+    A memory map would end the process when somebody makes the file shorter.
+    """
+    while into:
+        if hasattr(os, "preadv"):
+            got = os.preadv(file, [into], start)
+        else:  # Windows
+            os.lseek(file, start, os.SEEK_SET)
+            content = os.read(file, len(into))
+            got = len(content)
+            into[:got] = content
+        if not got:
+            raise ValueError("it ends too early")
+        into, start = into[got:], start + got
+
+
 def parse_json(text: str | bytes) -> Any:
     """The JSON of a stranger: brackets nested without end are a ValueError, like all else that is wrong with it."""
     try:

@@ -55,6 +55,29 @@ def test_a_file_that_changes_while_it_is_read_is_refused(path: Path) -> None:
         tensors[last]
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells what is mapped")
+def test_no_file_of_weights_is_mapped(path: Path) -> None:
+    """Whoever makes it shorter would end the process with SIGBUS."""
+    kept = vitkit.load(path, heads=1)
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert kept is not None
+
+
+def test_views_of_one_storage_are_read_as_they_were(tmp_path: Path) -> None:
+    whole = torch.arange(24.0).view(4, 6)
+    views = {"rows": whole[1:3], "columns": whole[:, 2:4], "turned": whole.T, "all": whole, "half": whole[2].half()}
+    torch.save(views, tmp_path / "m.pth")
+    tensors, _ = open_tensors(tmp_path / "m.pth")
+    assert all(torch.equal(tensors[name], view) for name, view in views.items())
+    assert all(tensors[name].is_contiguous() for name in views)
+
+
+def test_tensors_without_numbers_are_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.empty(3, device="meta")}, tmp_path / "m.pth")
+    with pytest.raises(CheckpointError, match="sparse, quantised or empty"):
+        open_tensors(tmp_path / "m.pth")
+
+
 def test_a_file_that_is_replaced_while_it_is_read_does_not_matter(path: Path, tmp_path: Path) -> None:
     tensors, _ = open_tensors(path)
     *_, last = tensors

@@ -295,8 +295,19 @@ def test_a_page_of_zeros_in_the_cache_is_noticed(tmp_path: Path) -> None:
     (pixels,) = (tmp_path / "cache").glob("*/pixels.bin")
     content = pixels.read_bytes()
     pixels.write_bytes(content[:200] + bytes(50) + content[250:])
-    with pytest.raises(DataError, match="damaged; remove this folder"):
+    with pytest.raises(DataError, match=r"damaged \(other pixels\); remove this folder"):
         shown(data, tmp_path / "cache")
+
+
+def test_a_cache_cut_short_while_it_is_used_is_an_error(tmp_path: Path) -> None:
+    """Mapped into memory it would end the process with SIGBUS."""
+    data = making.write_folder(tmp_path / "set", {"a": 3, "b": 3})
+    kept = cached(open_data(data).split("all"), Preprocessing((8, 8)), folder=tmp_path / "cache")
+    kept.image(0)
+    (pixels,) = (tmp_path / "cache").glob("*/pixels.bin")
+    os.truncate(pixels, 0)
+    with pytest.raises(DataError, match=r"damaged \(it ends too early\); remove this folder"):
+        kept.image(0)
 
 
 @pytest.mark.parametrize("file", ["pixels.bin", "index.npy", "bad.json"])

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from vitkit.checkpoints.tensors import LazyTensors
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.io import open_regular, parse_json
+from vitkit.io import open_regular, parse_json, read_into
 
 MAX_HEADER = 32 << 20  # bytes of the pickled part of a PyTorch file
 MAX_TENSORS = 100_000
@@ -88,7 +88,7 @@ def _open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
 
     content = _Content(path)
     opened = safe_open(str(path), framework="pt")
-    outlines = {name: opened.get_tensor(name).to("meta") for name in opened.keys()}  # noqa: SIM118  # not a mapping
+    outlines = {name: opened.get_tensor(name).to("meta") for name in opened.keys()}  # noqa: SIM118  # maps, reads nothing
     size = int.from_bytes(content.read(0, 8).numpy().tobytes(), "little")
     header = parse_json(content.read(8, size).numpy().tobytes())
 
@@ -115,16 +115,13 @@ class _Content:
             raise CheckpointError(f"{self.path} was written to while it was read; load it again when it is whole")
 
     def read(self, start: int, count: int) -> Tensor:
-        """So many bytes."""
-        wanted = torch.empty(count, dtype=torch.uint8)
-        left = wanted.numpy().data
-        os.lseek(self.file, start, os.SEEK_SET)
-        with os.fdopen(self.file, "rb", buffering=0, closefd=False) as file:
-            while left and (got := file.readinto(left)):
-                left = left[got:]
+        """So many bytes, straight into memory of their own; none is taken for what the file does not have."""
         self.check()
-        if left:
+        if start + count > self.stamp[0]:
             raise ValueError("it ends too early")
+        wanted = torch.empty(count, dtype=torch.uint8)
+        read_into(self.file, start, wanted.numpy().data)
+        self.check()
         return wanted
 
     def __del__(self) -> None:
@@ -218,39 +215,45 @@ class _Bounded(io.BufferedReader):
 
 
 def _open_torch(path: Path, zipped: bool) -> LazyTensors:
-    """The pickle inside may name tensors and plain containers only; weights in a zip are mapped, then copied."""
-    source = _Content(path)
+    """The pickle inside may name tensors and plain containers only; of a zip it says where in the file each is."""
+    source, place = _Content(path), "meta" if zipped else "cpu"
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols
-            content = torch.load(path if zipped else _Bounded(path), map_location="cpu", weights_only=True, mmap=zipped)
+            content = torch.load(path if zipped else _Bounded(path), map_location=place, weights_only=True)
     except pickle.UnpicklingError as e:
         culprit = re.search(r"GLOBAL (\S+)", str(e))
         what = f"holds Python objects beside tensors ({culprit[1] if culprit else 'something'})"
         save = "Where you trust it, save its weights alone: torch.save(model.state_dict(), 'weights.pth')"
         raise CheckpointError(f"{path} {what}, and vitkit never runs a pickle. {save}") from e
-    flat = dict(_flat(path, content))
+    flat = dict(_flat(path, content, place))
     if not flat:
         raise CheckpointError(f"{path} holds no tensors; it should be a state dict or contain one")
     if not zipped:
         return LazyTensors.of(flat)
 
     def read(name: str) -> Tensor:
-        source.check()  # reading behind the end of a mapped file would end the process
-        return flat[name].clone()
+        outline, storage = flat[name], flat[name].untyped_storage()
+        start, steps = storage._checkpoint_offset or 0, (outline.shape, outline.stride(), outline.storage_offset())
+        if outline.is_contiguous():  # nothing but its own numbers
+            size = outline.element_size()
+            content = source.read(start + outline.storage_offset() * size, outline.numel() * size)
+            return content.view(outline.dtype).view(outline.shape)
+        return source.read(start, storage.nbytes()).view(outline.dtype).as_strided(*steps).contiguous()
 
-    return LazyTensors({name: tensor.to("meta") for name, tensor in flat.items()}, read)
+    return LazyTensors(flat, read)
 
 
-def _flat(path: Path, value: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+def _flat(path: Path, value: object, place: str, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
     """Nested dictionaries of tensors with '/' between the levels: {'model': {'norm': t}} -> model/norm."""
     if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        read = value.layout == torch.strided and not value.is_quantized and value.device.type == place
+        if not read or (place == "meta" and value.untyped_storage()._checkpoint_offset is None):
             raise CheckpointError(f"{path}: tensor {name!r} is sparse, quantised or empty, which is not read")
         yield name, value.detach()
     elif isinstance(value, dict) and depth < 4:
         for key, item in value.items():
-            yield from _flat(path, item, f"{name}/{key}" if name else str(key), depth + 1)
+            yield from _flat(path, item, place, f"{name}/{key}" if name else str(key), depth + 1)
 
 
 def _check_views(tensors: LazyTensors) -> None:

@@ -1,4 +1,4 @@
-"""`--cache`: images decoded and resized once, kept as one memory map of uint8.
+"""`--cache`: images decoded and resized once, kept as one file of uint8.
 
 For evaluation it holds the exact input of the model; for random crops the whole image with its shorter side at 8/7
 of the input (256 for 224), so that a crop is sharp enough. Its folder gets its name only when all is written: a kill
@@ -15,6 +15,7 @@ import os
 import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -26,7 +27,7 @@ from vitkit.data.loader import in_order
 from vitkit.data.preprocess import RESAMPLING, prepare, to_tensor
 from vitkit.data.source import PackedSource, Source
 from vitkit.errors import DataError
-from vitkit.io import cache_folder, locked, parse_json, replacing_folder, sha256, write_npy
+from vitkit.io import cache_folder, locked, parse_json, read_into, replacing_folder, sha256, write_npy
 from vitkit.model.config import Preprocessing
 
 _VERSION = 2
@@ -45,7 +46,7 @@ class CachedSource(Source):
         # sizes: (height, width), 0 for a bad file
         self._offsets, self._sizes, self._sums = index[:, 0], index[:, 1:3], index[:, 3]
         self._reasons: dict[str, str] = parse_json((folder / "bad.json").read_text())
-        self._map: np.ndarray | None = None
+        self._file: BinaryIO | None = None
 
     def pixels_of(self, index: int, pre: Preprocessing, channels: int) -> Tensor:
         return to_tensor(self.view(index) if self.prepared else prepare(self.image(index, channels), pre))
@@ -57,16 +58,20 @@ class CachedSource(Source):
         height, width = (int(n) for n in self._sizes[index])
         if not height:
             raise BadImage(self._reasons[str(index)])
-        if self._map is None:  # asarray: the same memory without memmap's slow slicing
-            self._map = np.asarray(np.memmap(self.folder / "pixels.bin", dtype=np.uint8, mode="c"))
-        start = int(self._offsets[index])
-        pixels = self._map[start : start + height * width * self.channels]
-        if zlib.crc32(pixels.data) != self._sums[index]:
-            raise DataError(f"the cache {self.folder} is damaged; remove this folder, and it is built again")
-        return pixels.reshape((height, width) if self.channels == 1 else (height, width, self.channels))
+        pixels = np.empty((height, width) if self.channels == 1 else (height, width, self.channels), dtype=np.uint8)
+        try:
+            if self._file is None:
+                self._file = open(self.folder / "pixels.bin", "rb", buffering=0)  # noqa: SIM115  # for as long as we live
+            read_into(self._file.fileno(), int(self._offsets[index]), pixels.reshape(-1).data)
+            if zlib.crc32(pixels.data) != self._sums[index]:
+                raise ValueError("other pixels")
+        except (OSError, ValueError) as e:
+            what = f"the cache {self.folder} is damaged ({e})"
+            raise DataError(f"{what}; remove this folder, and it is built again") from e
+        return pixels
 
-    def __getstate__(self) -> dict[str, object]:  # every process opens the map itself
-        return {**self.__dict__, "_map": None}
+    def __getstate__(self) -> dict[str, object]:  # every process opens the file itself
+        return {**self.__dict__, "_file": None}
 
 
 def cached(
@@ -157,12 +162,10 @@ def _build(keep: _Keep, place: Path, workers: int) -> None:
                 index[i] = end, *result.shape[:2], zlib.crc32(content := result.tobytes())
                 file.write(content)
                 end += result.nbytes
-            if not end:
-                file.write(b"\0")  # an empty file cannot be mapped
             file.flush()
             os.fsync(file.fileno())
         (building / "bad.json").write_text(json.dumps(reasons))
         with open(building / "index.npy", "wb") as file:
             write_npy(file, index)
         sums = sha256(building / "index.npy"), sha256(building / "bad.json")
-        (building / "whole.json").write_text(json.dumps((*sums, max(end, 1))))
+        (building / "whole.json").write_text(json.dumps((*sums, end)))
