@@ -6,6 +6,7 @@ Only this module sets up torch.distributed and picks a device.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, VitkitError
 
 T = TypeVar("T")
 
@@ -112,10 +113,24 @@ def joined(device: str = "") -> Iterator[World]:
     before = dist.is_initialized()
     world = join(device)
     try:
-        yield world
+        with ends_with_others():
+            yield world
     finally:
         if not before:
             leave()
+
+
+@contextmanager
+def ends_with_others() -> Iterator[None]:
+    """Whoever waits for a process that has ended hears of it from the network within a second; here in words."""
+    try:
+        yield
+    except RuntimeError as e:
+        if os.environ.get("WORLD_SIZE", "1") == "1" or not re.search(r"Connection (closed|reset) by peer", str(e)):
+            raise
+        rank = os.environ.get("RANK", "?")
+        what = f"process {rank} ends because another one of the same command has ended"
+        raise VitkitError(f"{what}; the message of that one says why") from e
 
 
 def ensure_group() -> None:

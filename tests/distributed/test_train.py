@@ -129,3 +129,19 @@ def test_a_lost_process_is_survived(squares: str, alone: Path, tmp_path: Path) -
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors.decode()[-3000:]
     assert losses(out) == pytest.approx(losses(alone), abs=1e-5)
+
+
+def test_who_waits_for_a_process_that_has_ended_says_so(squares: str, tmp_path: Path) -> None:
+    """The first process refuses the folder; the other one is waiting for its word at that moment."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    done = subprocess.run(
+        command(squares, tmp_path / "run", 2),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment(),
+    )
+    assert "already holds a run" in done.stderr
+    assert "[rank1]: Traceback" not in done.stderr

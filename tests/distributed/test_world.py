@@ -10,6 +10,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from vitkit import world as worlds
+from vitkit.errors import VitkitError
 
 pytestmark = pytest.mark.slow
 ROUNDS = 60  # without the kept group about one round in forty never ended
@@ -34,3 +35,12 @@ def test_leaving_while_a_model_still_holds_the_group_does_not_hang(tmp_path: Pat
             for process in context.processes:
                 process.kill()
             pytest.fail("a process that left its group never ended")
+
+
+def test_the_end_of_another_process_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(VitkitError, match="process 1 ends because another one"), worlds.ends_with_others():
+        raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:23433")
+    with pytest.raises(RuntimeError, match="shapes"), worlds.ends_with_others():
+        raise RuntimeError("shapes do not fit")

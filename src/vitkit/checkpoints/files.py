@@ -237,7 +237,7 @@ def _open_torch(path: Path, zipped: bool) -> LazyTensors:
         start, steps = storage._checkpoint_offset or 0, (outline.shape, outline.stride(), outline.storage_offset())
         if outline.is_contiguous():  # nothing but its own numbers
             size = outline.element_size()
-            content = source.read(start + outline.storage_offset() * size, outline.numel() * size)
+            content = source.read(start + int(outline.storage_offset()) * size, outline.numel() * size)
             return content.view(outline.dtype).view(outline.shape)
         return source.read(start, storage.nbytes()).view(outline.dtype).as_strided(*steps).contiguous()
 

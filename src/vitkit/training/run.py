@@ -68,6 +68,7 @@ def train(
     lock = only_one(Path(config.out) / ".lock", f"the run in {config.out}", "choose another folder with --out")
     with ExitStack() as stack:
         stack.callback(worlds.leave)
+        stack.enter_context(worlds.ends_with_others())
         if world.first:
             stack.enter_context(lock)
         resumed = world.share(_claim(config, resume) if world.first else None)
