@@ -27,6 +27,7 @@ from vitkit.model.base import Outputs
 from vitkit.model.config import ResNetConfig, StemConfig
 from vitkit.runtime import open_runtime
 from vitkit.web.app import create_app
+from vitkit.web.explored import Explored
 from vitkit.web.models import Served
 from vitkit.web.server import Server
 from vitkit.web.settings import ServeSettings
@@ -86,11 +87,11 @@ def with_client(app: FastAPI, use: Callable[[httpx.AsyncClient], Awaitable[T]], 
 
 
 @contextmanager
-def live(models: list[Served], **settings: Any) -> Iterator[tuple[str, Server]]:
+def live(models: list[Served], data: Explored | None = None, **settings: Any) -> Iterator[tuple[str, Server]]:
     """A real server on a free port of this machine; ends as it does after SIGTERM."""
     chosen = ServeSettings(port=0, **settings)
     listener = socket.create_server((chosen.host, 0))
-    app = create_app(models, chosen)
+    app = create_app(models, chosen, data)
     server = Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", ws="none"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

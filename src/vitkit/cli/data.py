@@ -1,11 +1,11 @@
-"""`vitkit data check` and `vitkit data show`: look at a set before training on it."""
+"""`vitkit data check`, `show` and `map`: look at a set before training on it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Exit, Option, Typer
+from typer import Argument, Exit, Option, Typer
 from typer.core import TyperCommand
 
 import vitkit
@@ -124,6 +124,29 @@ def show(
     about = f"augmentation {augment}, seed {seed}; the first column is the evaluation view, then one epoch per column"
     _save(training_sheet(source, pre, chosen, rows, seed=seed, about=about), out)
     opt.print_json({"drawn": str(out)}) if as_json else echo(f"drawn: {out}")
+
+
+@app.command("map")
+def map_(
+    index: Annotated[Path, Argument(metavar="INDEX", help="What `vitkit index` has written.")],
+    out: Annotated[Path, Option(help="The .html file to write.")] = Path("map.html"),
+    data: Annotated[str | None, Option(help="Where the images of the index are now.")] = None,
+    issues: Annotated[Path | None, Option(help="Fixes to review: issues.csv of `vitkit data clean`.")] = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Write a map of all images as one HTML file, for sharing; it needs no server and no network.
+
+    `vitkit serve --index INDEX` shows the same map with the images in full, and searches by image.
+    """
+    from vitkit.curation.view import open_view
+    from vitkit.web.share import write_page
+
+    with Bar() as progress:
+        view, _ = open_view(index, data, issues, progress)
+        size = write_page(view, out)
+    if as_json:
+        return opt.print_json({"images": len(view.index), "method": view.map.method, "bytes": size, "out": str(out)})
+    return echo(f"{len(view.index):,} images, laid out by {view.map.method}, {size / 2**20:.1f} MB: {out}")
 
 
 def _save(image: Image.Image, path: Path) -> None:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from vitkit.progress import Bar
 if TYPE_CHECKING:
     from vitkit.prediction import Done
     from vitkit.prediction.tables import Row
+    from vitkit.web.explored import Explored
 
 _MODELS = "A checkpoint, a run directory, or a name; two are compared."
 
@@ -125,8 +127,13 @@ def _words(row: Row) -> str:
 
 @opt.takes_model
 def serve(
-    models: Annotated[list[str], Argument(metavar="MODEL [MODEL]", help=_MODELS, autocompletion=opt.model_names)],
-    options: ModelOptions,
+    models: Annotated[
+        list[str] | None, Argument(metavar="[MODEL [MODEL]]", help=_MODELS, autocompletion=opt.model_names)
+    ] = None,
+    options: ModelOptions = ModelOptions(),  # noqa: B008 - frozen
+    index: Annotated[Path | None, Option(help="Also serve a map of the images of this index.")] = None,
+    data: Annotated[str | None, Option(help="Where the images of --index are now; alone: DATA.index is taken.")] = None,
+    issues: Annotated[Path | None, Option(help="Fixes to accept or reject: issues.csv of `vitkit data clean`.")] = None,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
     runtime: opt.Runtime = "auto",
@@ -148,6 +155,7 @@ def serve(
 ) -> None:
     """Serve a model: a page that shows what it sees, and an HTTP API that batches requests.
 
+    With --index, also a data set: a map of its images, and fixes to review; MODEL may then be left out.
     Listens on this machine alone unless --host says otherwise. SIGTERM answers what was accepted, then ends.
     """
     for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
@@ -171,4 +179,17 @@ def serve(
         max_per_address=each,
     )
     with Bar() as progress:
-        run(models, settings, open_page, progress)
+        run(models or [], settings, open_page, progress, _set_to_serve(index, data, issues, progress))
+
+
+def _set_to_serve(
+    index: Path | None, data: str | None, issues: Path | None, progress: Bar
+) -> Callable[[], Explored] | None:
+    if index is None and data is None:
+        if issues is not None:
+            raise ConfigError("--issues needs --index INDEX: the images that the issues are about")
+        return None
+    from vitkit.curation.index import default_place
+    from vitkit.web.explored import open_explored
+
+    return partial(open_explored, index or default_place(str(data)), data, issues, progress)

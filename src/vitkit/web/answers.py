@@ -43,7 +43,7 @@ STATUSES = {
     400: "The request is not proper HTTP, or names a host that this server is not.",
     401: "A token is needed.",
     403: "A page of another site asked.",
-    404: "The model has no such thing.",
+    404: "The model or the data set has no such thing.",
     408: "The upload took too long.",
     413: "The request is too large.",
     415: "Not an image.",
@@ -117,7 +117,34 @@ class ModelAnswer(BaseModel):
     params: int = Field(examples=[5717416])
     gmacs: float = Field(examples=[1.254])
     explainable: bool
+    data: bool = Field(description="Whether a data set is served too.")
     limits: dict[str, float] = Field(examples=[{"max_bytes": 16777216, "max_pixels": 50000000, "max_pictures": 32}])
+
+
+class DataAnswer(BaseModel):
+    name: str = Field(examples=["photos"])
+    count: int = Field(description="Images.", examples=[5000])
+    digest: str = Field(description="Of the index.")
+    model: str = Field(description="What made the features.", examples=["descriptor"])
+    method: str = Field(description="What made the map.", examples=["tsne"])
+    prefix: int = Field(description="Characters that all names begin with.")
+    columns: list[str] = Field(description="Of data/points.", examples=[["x", "y", "slot", "label", "split"]])
+    values: dict[str, list[str]] = Field(description="What the numbers of a column mean; -1 is none.")
+    tile: int = Field(description="Pixels of a thumbnail.")
+    sheet_columns: int = Field(description="Thumbnails along a side of a sheet.")
+    sheets: int
+    models: list[str] = Field(description="Models that are served too.")
+    limits: dict[str, float]
+
+
+class NeighbourAnswer(BaseModel):
+    row: int = Field(description="The number of the image.")
+    similarity: float = Field(description="Cosine of the features.", examples=[0.93])
+
+
+class NeighboursAnswer(BaseModel):
+    row: int | None = Field(None, description="The image that was asked about, where it is one of the set.")
+    neighbours: list[NeighbourAnswer] = Field(description="The most alike first.")
 
 
 class Health(BaseModel):
@@ -136,3 +163,5 @@ def image_body(what: str) -> dict[str, object]:
 
 
 ANY_BODY: Responses = {200: {"content": {"application/octet-stream": _BINARY, "image/png": _BINARY}}}
+JPEG: Responses = {200: {"content": {"image/jpeg": _BINARY}}}
+NPY: Responses = {200: {"content": {"application/octet-stream": _BINARY}}}

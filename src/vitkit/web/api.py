@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
 from typing import Annotated, NamedTuple
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
@@ -16,6 +15,8 @@ from pydantic import BaseModel
 
 from vitkit.errors import did_you_mean
 from vitkit.web import answers as doc
+from vitkit.web import exploring as data
+from vitkit.web.assets import ASSETS, KINDS
 from vitkit.web.explaining import Question
 from vitkit.web.service import Service
 
@@ -67,7 +68,7 @@ async def explain(
 
 async def about(request: Request, model: ModelName = None) -> Response:
     service = service_of(request)
-    answer = await service.in_thread(service.model(model).describe)
+    answer = {**await service.in_thread(service.model(model).describe), "data": service.data is not None}
     limits = {key: getattr(service.settings, key) for key in doc.LIMITS}
     return JSONResponse({**answer, "models": [served.name for served in service.models], "limits": limits})
 
@@ -115,6 +116,8 @@ class Route(NamedTuple):
 
 READING = doc.problems(400, 401, 422)
 ASKING = doc.problems(400, 401, 403, 408, 413, 415, 422, 500, 503, 504)
+EXPLORING = doc.problems(400, 401, 404, 422)
+SHOWING, SEARCHING = EXPLORING | doc.problems(415, 503), ASKING | doc.problems(404)
 ONE, SEVERAL = doc.image_body("One image"), doc.image_body("One or more images")
 CLASSES, WHY = "The likeliest classes of one or more images", "Where a model looks, and what speaks for a class"
 ROUTES = [
@@ -124,6 +127,35 @@ ROUTES = [
     Route("GET", f"{V1}model/filters", part("filters"), "Principal components of the patch embedding", READING),
     Route("GET", f"{V1}model/positions", part("positions"), "Similarity of positions", READING | doc.problems(404)),
     Route("GET", f"{V1}model/layers", part("layers"), "Layer table: shapes, parameters, multiply-adds", READING),
+    Route("GET", f"{V1}data", data.summary_of, "The data set that is served", EXPLORING, doc.DataAnswer),
+    Route(
+        "GET",
+        f"{V1}data/points",
+        data.points_of,
+        "Places, labels and more of every image, as .npy",
+        EXPLORING | doc.NPY,
+    ),
+    Route("GET", f"{V1}data/names", data.names_of, "The path of every image", EXPLORING),
+    Route("GET", f"{V1}data/issues", data.issues_of, "Suggested fixes: the rows of issues.csv", EXPLORING),
+    Route("GET", f"{V1}data/sheet", data.sheet_of, "A sheet of thumbnails", EXPLORING | doc.JPEG, response=Response),
+    Route("GET", f"{V1}data/image", data.image_of, "An image of the set", SHOWING | doc.JPEG, response=Response),
+    Route(
+        "GET",
+        f"{V1}data/neighbours",
+        data.neighbours_of,
+        "The images most alike to one",
+        EXPLORING,
+        doc.NeighboursAnswer,
+    ),
+    Route(
+        "POST",
+        f"{V1}data/search",
+        data.search_in,
+        "The images most alike to a new one",
+        SEARCHING,
+        doc.NeighboursAnswer,
+        ONE,
+    ),
     Route("GET", "/healthz", healthz, "The process lives", answer=doc.Health),
     Route("GET", "/readyz", readyz, "Work may be sent here", doc.problems(400, 422, 503), doc.Health),
     Route("GET", "/metrics", metrics, "For Prometheus", READING, response=PlainTextResponse),
@@ -150,27 +182,24 @@ def add_routes(app: FastAPI) -> None:
                 include_in_schema=path == route.path,
                 dependencies=[Depends(known_fields_only)],
             )
-    for path in ("/", "/static/{name}"):
+    for path in ("/", "/data", "/static/{name}"):
         app.add_api_route(path, asset, include_in_schema=False)
 
 
 def counted_path(path: str) -> str:
     """The path by which requests are counted: a label of metrics is never what a client sends."""
-    if path in ("/", "/openapi.json") or short(path) in {short(route.path) for route in ROUTES}:
+    if path in ("/", "/data", "/openapi.json") or short(path) in {short(route.path) for route in ROUTES}:
         return short(path)
     return "/static" if path.removeprefix("/static/") in ASSETS else "other"
 
 
 # --- the page ------------------------------------------------------------------------------------------
 
-KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}  # mimetypes asks the machine, and varies
-KINDS |= {"json": "application/json", "svg": "image/svg+xml", "webp": "image/webp"}
-STATIC = [file for file in (files("vitkit.web") / "static").iterdir() if file.name.rpartition(".")[2] in KINDS]
-ASSETS = {file.name: file.read_bytes() for file in STATIC}  # a client's path is only ever looked up here
-
 
 async def asset(request: Request) -> Response:
-    name = request.path_params.get("name", "index.html")
+    service = service_of(request)
+    data_page = request.scope["path"] == "/data" or not service.models
+    name = request.path_params.get("name", "data.html" if data_page and service.data is not None else "index.html")
     if name not in ASSETS:
         raise HTTPException(404)
     tag = f'"{hashlib.sha256(ASSETS[name]).hexdigest()[:16]}"'

@@ -26,8 +26,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitkit import __version__
 from vitkit.web.answers import ABOUT, Problem
-from vitkit.web.api import ASSETS, add_routes, counted_path, fields_of
+from vitkit.web.api import add_routes, counted_path, fields_of
+from vitkit.web.assets import ASSETS
 from vitkit.web.body import Intake
+from vitkit.web.explored import Explored
 from vitkit.web.models import Served
 from vitkit.web.service import Service
 from vitkit.web.settings import ServeSettings
@@ -51,9 +53,9 @@ COOKIE = "vitkit_token"
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
-def create_app(models: Sequence[Served], settings: ServeSettings) -> FastAPI:
+def create_app(models: Sequence[Served], settings: ServeSettings, data: Explored | None = None) -> FastAPI:
     """The workers start at once and end with the application's lifespan."""
-    service = Service(models, settings)
+    service = Service(models, settings, data)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

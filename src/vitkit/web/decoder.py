@@ -17,13 +17,14 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from vitkit.data.decode import BadImage, Header, available_formats, header
 from vitkit.data.preprocess import read_image
-from vitkit.model.config import AnyConfig, Preprocessing
+from vitkit.model.config import Preprocessing
 
 try:
     import resource
@@ -47,6 +48,15 @@ class Limits:
     nice: int = 0  # above 0: gives way to the model and to other decoders
 
 
+class Target(Protocol):
+    """What an image becomes; a model's configuration is one."""
+
+    @property
+    def channels(self) -> int: ...
+    @property
+    def preprocessing(self) -> Preprocessing: ...
+
+
 @dataclass(frozen=True)
 class Job:
     """What to make of an image."""
@@ -58,7 +68,7 @@ class Job:
     work: int  # more than this is not begun but answered with LARGE
 
     @staticmethod
-    def of(config: AnyConfig, prepared: bool, most: int, work: int) -> Job:
+    def of(config: Target, prepared: bool, most: int, work: int) -> Job:
         pre = config.preprocessing
         return Job(Preprocessing(size=pre.size) if prepared else pre, config.channels, prepared, most, work)
 

@@ -27,11 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.model.config import AnyConfig
 from vitkit.web import decoder
 from vitkit.web.answers import Problem
 from vitkit.web.body import Upload
-from vitkit.web.decoder import HEAD, LARGE, PIXELS, Job, Limits
+from vitkit.web.decoder import HEAD, LARGE, PIXELS, Job, Limits, Target
 from vitkit.web.settings import ServeSettings
 
 SMALL = 4_000_000  # pixels that the quick lane decodes: less than 0.2 seconds of CPU
@@ -173,7 +172,7 @@ class Decoders:
         self.quick, self.slow = Lane(count, QUICK, threads), Lane(max(1, count // 4), SLOW, threads)
         self.taken = 0  # pixels that the slow lane has taken on
 
-    def read(self, files: Sequence[Upload], config: AnyConfig, prepared: bool) -> Reading:
+    def read(self, files: Sequence[Upload], config: Target, prepared: bool) -> Reading:
         return Reading(self, files, config, prepared)
 
     def close(self) -> None:
@@ -184,7 +183,7 @@ class Decoders:
 class Reading:
     """The images of one request on their way to tensors: first `small`, then `large`. It can be cancelled anywhere."""
 
-    def __init__(self, decoders: Decoders, files: Sequence[Upload], config: AnyConfig, prepared: bool) -> None:
+    def __init__(self, decoders: Decoders, files: Sequence[Upload], config: Target, prepared: bool) -> None:
         self.decoders, self.files, self.most = decoders, files, decoders.settings.max_request_pixels
         self.shape = (config.channels, *config.preprocessing.size)
         each = decoders.settings.max_pixels

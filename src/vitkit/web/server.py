@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
@@ -17,6 +17,7 @@ from vitkit.errors import ConfigError
 from vitkit.progress import SILENT, Progress
 from vitkit.web.app import create_app
 from vitkit.web.connections import ACCEPTED_AT_ONCE, Connections, QuietLog, protocol_for
+from vitkit.web.explored import Explored
 from vitkit.web.models import load_served
 from vitkit.web.settings import ServeSettings
 
@@ -69,18 +70,26 @@ class Server(uvicorn.Server):
                 await asyncio.sleep(0.05)
 
 
-def serve(sources: Sequence[str], settings: ServeSettings, open_page: bool, progress: Progress = SILENT) -> None:
+def serve(
+    sources: Sequence[str],
+    settings: ServeSettings,
+    open_page: bool,
+    progress: Progress = SILENT,
+    open_set: Callable[[], Explored] | None = None,
+) -> None:
     """Until a signal comes. What cannot work is an error before anything is served."""
-    if not 1 <= len(sources) <= 2:
-        raise ConfigError(f"serve takes one model, or two to compare, not {len(sources)}")
+    if not (0 if open_set else 1) <= len(sources) <= 2:
+        what = "serve takes one model, or two to compare"
+        raise ConfigError(f"{what}, not {len(sources)}; a data set alone is served with --index INDEX")
     with _bind(settings) as listener:
+        data = open_set() if open_set else None
         for source in sources:
             progress.note(f"loading {source}")
         models = load_served(sources, settings)
         for served in models:
             for note in served.notes:
                 progress.note(f"note: {served.name}: {note}")
-        app = create_app(models, settings)
+        app = create_app(models, settings, data)
         app.state.service.decoders.quick.start()
         listener.listen(BACKLOG)  # from the moment that the address is shown, everyone can connect
         _announce(settings, listener.getsockname()[1], open_page, progress)

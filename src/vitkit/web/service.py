@@ -16,10 +16,12 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from vitkit.io import dumps
+from vitkit.model.config import AnyConfig
 from vitkit.web.answers import Problem
 from vitkit.web.body import Intake, Upload, to_png, uploads
 from vitkit.web.decoding import Decoders
 from vitkit.web.explaining import Explained, Question, explain
+from vitkit.web.explored import Explored, from_pixels
 from vitkit.web.models import Served
 from vitkit.web.settings import ServeSettings
 from vitkit.web.worker import Metrics, Worker
@@ -36,8 +38,8 @@ SMALL = 2**18  # bytes of a body: a thread would cost more than it saves
 class Service:
     """The models with their workers. Made and used on one event loop; `close` blocks, and is called off it."""
 
-    def __init__(self, models: Sequence[Served], settings: ServeSettings) -> None:
-        self.models, self.settings = models, settings
+    def __init__(self, models: Sequence[Served], settings: ServeSettings, data: Explored | None = None) -> None:
+        self.models, self.settings, self.data = models, settings, data
         self.metrics, self.intake = Metrics(), Intake(settings)
         self.draining = False
         self.begun = self.answered = self.gone = 0  # requests: read, answered to the end, left by their clients
@@ -45,7 +47,8 @@ class Service:
         self.decoders = Decoders(settings, self._threads)
         self._predict = {served.name: self._predictor(served) for served in models}
         self._explain = {served.name: self._explainer(served) for served in models}
-        self.workers: list[AnyWorker] = [*self._predict.values(), *self._explain.values()]
+        self._search = [self._searcher(data)] if data is not None else []
+        self.workers: list[AnyWorker] = [*self._predict.values(), *self._explain.values(), *self._search]
 
     def _predictor(self, served: Served) -> Worker[Tensor, Tensor]:
         measured, batch = self.metrics.workers.of(served.name, "predict"), self.settings.max_batch
@@ -55,6 +58,10 @@ class Service:
     def _explainer(self, served: Served) -> Worker[tuple[Tensor, Question], Explained]:
         measured = self.metrics.workers.of(served.name, "explain")
         return Worker("explain", lambda jobs: [explain(served, *job) for job in jobs], measured, 1, 0.0, EXPLAIN_QUEUE)
+
+    def _searcher(self, data: Explored) -> Worker[Tensor, Tensor]:
+        measured = self.metrics.workers.of("data", "search")
+        return Worker("search", data.embed, measured, self.settings.max_batch, self.settings.max_wait, EXPLAIN_QUEUE)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -66,6 +73,8 @@ class Service:
         for served in self.models:
             if name in (None, served.name):
                 return served
+        if not self.models:
+            raise Problem(404, "no_model", "no model is served here; start with vitkit serve MODEL --index INDEX")
         known = ", ".join(served.name for served in self.models)
         raise Problem(422, "no_model", f"model={str(name)[:60]!r} is not served here; there is {known}")
 
@@ -78,7 +87,7 @@ class Service:
         worker = self._predict[served.name]
 
         async def answer(files: list[Upload]) -> bytes:
-            rows, pixels = await self._compute(worker, files, served, prepared, lambda pixels: pixels)
+            rows, pixels = await self._compute(worker, files, served.model.config, prepared, lambda pixels: pixels)
             body = partial(_predictions, served, files, rows, top, pixels if image else [])
             return await self.in_thread(body) if image else body()
 
@@ -90,21 +99,40 @@ class Service:
 
         async def answer(files: list[Upload]) -> Explained:
             jobs = partial(map, lambda pixels: (pixels, question))
-            (explained,), _ = await self._compute(worker, files, served, prepared, jobs)
+            (explained,), _ = await self._compute(worker, files, served.model.config, prepared, jobs)
             return explained
 
         return await self._answer(request, worker, answer, most=1)
+
+    async def search(self, request: Request, data: Explored, top: int) -> list[dict[str, object]]:
+        async def answer(files: list[Upload]) -> list[dict[str, object]]:
+            (features,), _ = await self._compute(
+                self._search[0], files, data.embedder.config, False, lambda pixels: pixels
+            )
+            return await self.in_thread(partial(data.search, features, top))
+
+        return await self._answer(request, self._search[0], answer, most=1)
+
+    async def set_image(self, data: Explored, row: int, longest: int) -> bytes:
+        """An image of the served set as a JPEG."""
+        if (held := await self.in_thread(partial(data.in_memory, row))) is not None:
+            return held
+        upload, wanted = await self.in_thread(partial(data.encoded, row, longest))
+        reading = self.decoders.read([upload], wanted, False)
+        if not await reading.small():
+            await reading.large()
+        return await self.in_thread(partial(from_pixels, reading.pixels[0]))
 
     async def _compute(
         self,
         worker: Worker[J, R],
         files: list[Upload],
-        served: Served,
+        config: AnyConfig,
         prepared: bool,
         jobs: Callable[[list[Tensor]], Iterable[J]],
     ) -> tuple[list[R], list[Tensor]]:
         """What comes of each image, and its pixels. Large images are decoded without a place in the queue."""
-        reading = self.decoders.read(files, served.model.config, prepared)
+        reading = self.decoders.read(files, config, prepared)
         with worker.places(len(files)) as places:
             if await reading.small():
                 return await asyncio.gather(*worker.submit(list(jobs(reading.pixels)), places)), reading.pixels

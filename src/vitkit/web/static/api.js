@@ -28,8 +28,12 @@ export const file = async (name) => (await answered(`/static/${name}`)).blob();
 
 const address = (path, fields) => `/api/v1/${path}?${new URLSearchParams(fields)}`;
 
-export async function get(path, fields = {}) {
-  return (await answered(address(path, fields))).json();
+export async function get(path, fields = {}, signal) {
+  return (await answered(address(path, fields), { signal })).json();
+}
+
+export async function bytes(path, fields = {}, signal) {
+  return (await answered(address(path, fields), { signal })).arrayBuffer();
 }
 
 export async function post(path, fields, blob, signal) {

@@ -1,9 +1,10 @@
 // The page: which image, what is shown of it, and the parts that show it.
 
-import { Refused, explain, file, fromDataUrl, get, post } from "./api.js";
+import { explain, file, fromDataUrl, get, post } from "./api.js";
 import { loadColours, paint } from "./colours.js";
 import { $, bar, el, movedBy, number, percent, short } from "./dom.js";
 import { Look } from "./look.js";
+import { checkSize, complain, quietly, wireFiles, wireTheme } from "./page.js";
 import * as panels from "./panels.js";
 import { Stage } from "./stage.js";
 import { onChange, readAddress, set, state } from "./state.js";
@@ -29,26 +30,11 @@ let hovered = null; // { stage, patch } under the pointer
 let turn = 0; // counts images, so that a late answer of an earlier one is not shown
 let timer = null;
 
-// --- errors ------------------------------------------------------------------------------------------
-
-function complain(error) {
-  if (error.name === "AbortError") return;
-  if (!(error instanceof Refused)) console.error(error);
-  const words = error instanceof Refused ? error.message : `Something went wrong on this page: ${error.message}`;
-  if ([...$("errors").children].some((p) => p.firstChild.textContent === words)) return;
-  const line = el("p", {}, el("span", {}, words), el("button", { type: "button", "aria-label": "Dismiss", onclick: () => line.remove() }, "×"));
-  $("errors").append(line);
-}
-
-const quietly = (promise) => promise.catch(complain);
-
 // --- an image comes in ------------------------------------------------------------------------------
 
 async function open(blob, example = "") {
   $("errors").replaceChildren();
-  const limit = models[0].limits.max_bytes;
-  if (blob.size > limit) throw new Refused(`The image has ${(blob.size / 2 ** 20).toFixed(1)} MB; this server takes up to ${(limit / 2 ** 20).toFixed(1)} MB.`);
-  if (blob.size === 0) throw new Refused("The file is empty.");
+  checkSize(blob, models[0].limits.max_bytes);
   const mine = ++turn;
   document.querySelectorAll(".frame").forEach((frame) => frame.classList.add("waiting"));
   try {
@@ -398,32 +384,13 @@ function play() {
 // --- wiring ------------------------------------------------------------------------------------------
 
 function wire() {
-  $("file").addEventListener("change", (event) => {
-    const [chosen] = event.target.files;
-    if (chosen) quietly(open(chosen));
-    event.target.value = ""; // so that the same file can be chosen again
-  });
+  wireFiles($("file"), open);
   for (const [name, words] of Object.entries(EXAMPLES)) {
     const image = el("img", { src: `/static/example-${name}.webp`, alt: words, width: "320", height: "320" });
     const button = el("button", { type: "button", title: words, "aria-pressed": "false", onclick: () => quietly(openExample(name)) }, image);
     button.dataset.name = name;
     $("examples").append(button);
   }
-  let inside = 0;
-  const veil = (on) => $("veil").classList.toggle("on", on);
-  addEventListener("dragenter", (event) => event.dataTransfer?.types.includes("Files") && veil(++inside > 0));
-  addEventListener("dragleave", () => inside && veil(--inside > 0));
-  addEventListener("dragover", (event) => event.preventDefault());
-  addEventListener("drop", (event) => {
-    event.preventDefault();
-    veil(Boolean((inside = 0)));
-    const [dropped] = event.dataTransfer.files;
-    if (dropped) quietly(open(dropped));
-  });
-  addEventListener("paste", (event) => {
-    const [pasted] = event.clipboardData.files;
-    if (pasted) quietly(open(pasted));
-  });
   $("methods").addEventListener("change", (event) => set({ method: event.target.value }));
   $("class").addEventListener("change", (event) => set({ class: event.target.value }));
   $("other").addEventListener("change", (event) => set({ other: event.target.value }));
@@ -452,29 +419,12 @@ function wire() {
   });
 }
 
-function wireTheme() {
-  const themes = ["", "light", "dark"];
-  const names = { "": "System theme", light: "Light theme", dark: "Dark theme" };
-  const show = () => {
-    $("theme").textContent = names[document.documentElement.dataset.theme ?? ""];
-  };
-  $("theme").addEventListener("click", () => {
-    const next = themes[(themes.indexOf(document.documentElement.dataset.theme ?? "") + 1) % themes.length];
-    if (next) document.documentElement.dataset.theme = next;
-    else delete document.documentElement.dataset.theme;
-    try {
-      localStorage.setItem("vitkit-theme", next);
-    } catch { /* no storage: for this visit only */ }
-    show();
-  });
-  show();
-}
-
 function introduce() {
   for (const model of models) {
     const size = model.explainable ? `${short(model.params)} parameters, ${model.depth} layers, ${model.runtime}` : `${short(model.params)} parameters, ${model.runtime}`;
     $("chips").append(el("li", { title: model.notes.join("; ") }, el("b", {}, model.name), el("small", {}, size)));
   }
+  $("to-data").hidden = !models[0].data;
   document.title = `${models.map((model) => model.name).join(" and ")} · vitkit`;
   if (models.length < 2) $("versus").querySelector('[value="model"]').remove();
   const { one, many } = terms(models[0]);
