@@ -259,7 +259,8 @@ def test_wrapping_by_timms_training_script_changes_nothing(tmp_path) -> None:
     torch.save(tensors, tmp_path / "bare.pth")
     torch.save({"state_dict": tensors, "arch": "vit_tiny_patch16_224", "epoch": 3}, tmp_path / "wrapped.pth")
     torch.save({"model": tensors}, tmp_path / "deit.pth")
-    bare, wrapped, deit = (vitkit.load(tmp_path / f"{name}.pth").config for name in ("bare", "wrapped", "deit"))
+    files = [tmp_path / f"{name}.pth" for name in ("bare", "wrapped", "deit")]
+    bare, wrapped, deit = (vitkit.load(file, heads=3).config for file in files)
     assert bare == wrapped
     assert bare.preprocessing.mean == (0.5,)
     assert deit.preprocessing.mean[0] == 0.485
@@ -269,4 +270,15 @@ def test_distilled_models_of_timm_want_imagenets_statistics(tmp_path) -> None:
     timm = peers.import_timm()
     model = timm.create_model("deit_tiny_distilled_patch16_224", depth=1, img_size=32)
     torch.save(model.state_dict(), tmp_path / "deit.pth")
-    assert vitkit.load(tmp_path / "deit.pth").config.preprocessing.mean == pytest.approx(model.default_cfg["mean"])
+    ours = vitkit.load(tmp_path / "deit.pth", heads=3)
+    assert ours.config.preprocessing.mean == pytest.approx(model.default_cfg["mean"])
+
+
+def test_a_published_width_with_another_depth_does_not_tell_the_heads(tmp_path) -> None:
+    """Small ViTs of this width are made with 3, 4 or 12 heads."""
+    model = peers.import_timm().create_model("vit_tiny_patch16_224", depth=6, num_heads=12, img_size=32)
+    torch.save(model.state_dict(), tmp_path / "small.pth")
+    with pytest.raises(CheckpointError, match=r"heads its layers of width 192 have.*pass heads=N"):
+        vitkit.load(tmp_path / "small.pth")
+    ours = vitkit.load(tmp_path / "small.pth", heads=12)
+    assert any("common to all published models" in line and "norm_eps=1e-06" in line for line in ours.load_report)

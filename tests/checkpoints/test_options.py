@@ -37,7 +37,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_takes_the_image_size_of_a_bare_file(name: str, bare: Path, command) -> None:
     words = [word.format(model=bare, folder=bare.parent) for word in COMMANDS[name]]
-    code, out, err = command(*words, "--image-size", "112")
+    code, out, err = command(*words, "--image-size", "112", "--heads", "3")
     assert code == 0, out + err
     if name == "convert":
         assert vitkit.load(bare.parent / "o.safetensors").config.image_size == (112, 112)

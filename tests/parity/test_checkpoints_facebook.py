@@ -135,3 +135,35 @@ def test_dinov2(registers: int, swiglu: bool, chunks: bool, tmp_path) -> None:
     like_theirs = load(tmp_path / "dinov2.pth", heads=2, resize="timm" if registers else "huggingface")
     close(like_theirs(images), theirs(images).pooler_output)
     close(load(tmp_path / "dinov2.pth", heads=2, classes=3)(images), torch.zeros(2, 3))
+
+
+@torch.no_grad()
+def test_published_sizes_of_mae_tell_the_heads_of_a_fine_tuned_one(tmp_path) -> None:
+    """timm has these models with the class token read; MAE's own code fine-tunes them with the mean."""
+    theirs = timm.create_model("vit_tiny_patch16_224", global_pool="avg", img_size=32, num_classes=3).eval()
+    torch.save({"model": theirs.state_dict()}, tmp_path / "mae.pth")
+    ours = load(tmp_path / "mae.pth")
+    assert (ours.config.pooling, ours.config.heads) == ("mean", 3)
+    images = torch.randn(2, 3, 32, 32)
+    close(ours(images), theirs(images))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("wrapped", ["weights/", "model/model_ema.backbone.", "state_dict/_orig_mod.module."])
+def test_weights_in_other_wrappings(wrapped: str, tmp_path) -> None:
+    theirs, (container, prefix) = peer(), wrapped.split("/")
+    torch.save({container: {f"{prefix}{k}": v for k, v in theirs.state_dict().items()}}, tmp_path / "w.pth")
+    images = torch.randn(2, 3, 32, 32)
+    close(load(tmp_path / "w.pth", heads=2)(images), theirs(images))
+
+
+@torch.no_grad()
+def test_dinov2_with_its_linear_classifier(tmp_path) -> None:
+    theirs, state = dinov2_state(tmp_path / "theirs", 0, False, False)
+    weight, bias = torch.randn(5, 64), torch.randn(5)
+    whole = {f"backbone.{name}": tensor for name, tensor in state.items()}
+    torch.save(whole | {"linear_head.weight": weight, "linear_head.bias": bias}, tmp_path / "lc.pth")
+    images = torch.randn(2, 3, 32, 32)
+    tokens = theirs(images).last_hidden_state
+    pooled = torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
+    close(load(tmp_path / "lc.pth", heads=2)(images), pooled @ weight.T + bias)

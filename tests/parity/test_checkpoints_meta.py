@@ -97,6 +97,32 @@ def test_dinov3_says_what_it_cannot_read(tmp_path) -> None:
             vitkit.load(tmp_path / "d.pth")
 
 
+@torch.no_grad()
+def test_dinov3_with_biases_of_keys_is_asked_for_its_epsilon(tmp_path) -> None:
+    """Its training's default is LayerNorm with 1e-6 and no mask; all published models have 1e-5 and a mask."""
+    theirs = timm_model("vit_small_patch16_dinov3_qkvb")
+    tensors = {name: t for name, t in as_dinov3(theirs, 128, 2).items() if not name.endswith("bias_mask")}
+    torch.save(tensors, tmp_path / "own.pth")
+    with pytest.raises(CheckpointError, match=r"pass norm_eps=1e-6 .* or norm_eps=1e-5"):
+        vitkit.load(tmp_path / "own.pth")
+    assert vitkit.load(tmp_path / "own.pth", norm_eps=1e-6).config.norm_eps == 1e-6
+
+
+@torch.no_grad()
+def test_dinov3_with_its_linear_classifier(tmp_path) -> None:
+    theirs = timm_model("vit_small_patch16_dinov3_qkvb")
+    weight, bias = torch.randn(5, 256), torch.randn(5)
+    tensors = {f"backbone.{name}": tensor for name, tensor in as_dinov3(theirs, 128, 2).items()}
+    torch.save(tensors | {"linear_head.weight": weight, "linear_head.bias": bias}, tmp_path / "lc.pth")
+    images = torch.randn(2, 3, 64, 64)
+    tokens = theirs.forward_features(images)
+    pooled = torch.cat([tokens[:, 0], tokens[:, 5:].mean(dim=1)], dim=1)  # after class token and four registers
+    close(vitkit.load(tmp_path / "lc.pth", image_size=64)(images), pooled @ weight.T + bias)
+    torch.save(tensors | {"linear_head.weight": weight[:, :-1], "linear_head.bias": bias}, tmp_path / "lc.pth")
+    with pytest.raises(CheckpointError, match="linear_head of 255 columns"):
+        vitkit.load(tmp_path / "lc.pth")
+
+
 def as_perception(model: torch.nn.Module) -> dict[str, Tensor]:
     tensors = dict(model.state_dict())
     if "attn_pool.q.weight" in tensors:
@@ -161,14 +187,25 @@ def test_perception_encoder_of_another_width_is_asked_about(tmp_path) -> None:
     assert vitkit.load(tmp_path / "pe.pt", heads=2).config.map_heads == 8
 
 
-def as_eva(model: torch.nn.Module) -> dict[str, Tensor]:
+def eva_tables(side: int, trained: int, each: int) -> dict[str, Tensor]:
+    """Cosines and sines as EVA-02's code keeps them: rows, then columns, each frequency twice."""
+    omega = 10000.0 ** -(torch.arange(0, each // 2, 2) / (each // 2))
+    angles = (torch.arange(side) / side * trained)[:, None] * omega
+    rows, columns = (angles.repeat_interleave(2, dim=1).expand(side, side, -1).transpose(0, i) for i in (1, 0))
+    both = torch.cat([rows, columns], dim=-1).flatten(0, 1)
+    return {"rope.freqs_cos": both.cos(), "rope.freqs_sin": both.sin(), "blocks.0.attn.rope.freqs_cos": both.cos()}
+
+
+def as_eva(model: torch.nn.Module, trained: int = 16) -> dict[str, Tensor]:
     """EVA-02's names; with sub-LN queries, keys and values are apart, and so are the gates. EVA's are timm's."""
     tensors = {name: t for name, t in model.state_dict().items() if "rope" not in name}
+    if model.rope is not None:
+        each = model.embed_dim // model.blocks[0].attn.num_heads
+        tensors |= eva_tables(model.patch_embed.grid_size[0], trained, each)
     up, down = (tensors.get(f"blocks.0.mlp.{part}.weight") for part in ("fc1", "fc2"))
     names = {"mlp.norm.": "mlp.ffn_ln.", "q_proj.bias": "q_bias", "v_proj.bias": "v_bias"}
     if up is None or len(up) == 2 * down.shape[1]:
         names |= {"mlp.fc1_g": "mlp.w1", "mlp.fc1_x": "mlp.w2", "mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3"}
-        tensors |= {"rope.freqs_cos": torch.zeros(16, 64), "blocks.0.attn.rope.freqs_sin": torch.zeros(16, 64)}
     return swapped(tensors, **names)
 
 
@@ -184,7 +221,8 @@ def test_eva(tmp_path, name: str) -> None:
     for buffer, table in tables:
         buffer.copy_(table)
     torch.save({"module": as_eva(theirs)}, tmp_path / "eva.pt")
-    ours = vitkit.load(tmp_path / "eva.pt")
+    heads = {"heads": 16} if "giant" in name else {}  # the others' tables tell
+    ours = vitkit.load(tmp_path / "eva.pt", **heads)
     images = torch.randn(2, 3, 56, 56)
     close(ours(images), theirs(images))
     assert ours.config.heads == theirs.blocks[0].attn.num_heads
@@ -192,6 +230,35 @@ def test_eva(tmp_path, name: str) -> None:
     masked |= {f"norm.{part}": theirs.state_dict()[f"fc_norm.{part}"] for part in ("weight", "bias")}
     masked |= {"mask_token": torch.zeros(1, 1, ours.config.width), "lm_head.weight": torch.zeros(3, 4)}
     torch.save({"model": masked}, tmp_path / "eva.pt")
-    again = vitkit.load(tmp_path / "eva.pt")
+    again = vitkit.load(tmp_path / "eva.pt", **heads)
     close(again(images), theirs.forward_head(theirs.forward_features(images), pre_logits=True))
     assert any("masked pre-training" in line for line in again.load_report)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm", ["fc_norm", "norm"])
+@pytest.mark.parametrize("name", ["eva02_tiny_patch14_224", "eva_giant_patch14_224"])
+def test_eva_of_sizes_that_nobody_published(tmp_path, name: str, norm: str) -> None:
+    """Its own tables tell heads and rotary positions, and without `fc_norm` its code reads the class token."""
+    more = {"use_rot_pos_emb": True, "ref_feat_shape": (7, 7), "global_pool": "avg" if norm == "fc_norm" else "token"}
+    theirs = timm_model(name, img_size=56, num_heads=4, num_classes=3, **more)
+    tensors = as_eva(theirs, trained=7)
+    assert f"{norm}.weight" in tensors
+    torch.save(tensors, tmp_path / "eva.pt")
+    ours = vitkit.load(tmp_path / "eva.pt", **({"block": "pre-norm"} if "giant" in name else {}))
+    assert (ours.config.heads, ours.config.rotary.reference) == (4, (7, 7))
+    images = torch.randn(2, 3, 56, 56)
+    close(ours(images), theirs(images))
+
+
+def test_eva_says_what_it_cannot_read(tmp_path) -> None:
+    tensors = as_eva(timm_model("eva02_tiny_patch14_224", img_size=56))
+    high = "blocks.0.attn.rel_pos_bias.relative_position_bias_for_high"
+    for name, given, reason in [
+        ("rope.freqs_cos", tensors["rope.freqs_cos"][:, :-2], "does not fit a width of 128"),
+        ("rope.freqs_cos", tensors["rope.freqs_cos"] * 0.5, "not of base 10000"),
+        (high, torch.zeros(9, 2), "a table for rows and one for columns"),
+    ]:
+        torch.save(tensors | {name: given}, tmp_path / "eva.pt")
+        with pytest.raises(CheckpointError, match=reason):
+            vitkit.load(tmp_path / "eva.pt")

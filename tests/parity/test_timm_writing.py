@@ -89,3 +89,23 @@ def test_every_model_without_vitkit(module: str, tmp_path: Path) -> None:
     # timm fetches the weights of a ResNet-D itself when it builds one of these from a folder
     names = [name for name in census.NAMES if census.NAMES[name] == module and "_resnet" not in name]
     check([name for name in names if has(name)], tmp_path)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@torch.no_grad()
+def test_beit_with_learned_positions_beside_relative_ones(shared: bool, tmp_path: Path) -> None:
+    name = "beitv2_base_patch16_224"
+    args = census.shrunken(name, native=False) | {"use_abs_pos_emb": True}
+    args |= {"use_shared_rel_pos_bias": shared, "use_rel_pos_bias": not shared}
+    theirs = census.peer(name, **args)
+    census.save(theirs, tmp_path / "original", args)
+    ours = load(tmp_path / "original")
+    assert ours.config.positions == ("learned+relative-shared" if shared else "learned+relative")
+    assert census.compare(ours, theirs, ours.config.image_size) == "exact"
+    writing.write(open_checkpoint(tmp_path / "original"), tmp_path / "written", "timm")
+    again = open_checkpoint(tmp_path / "written")
+    assert all(torch.equal(again.tensors[key], tensor) for key, tensor in ours.state_dict().items())
+    args |= {"use_shared_rel_pos_bias": True, "use_rel_pos_bias": True}
+    census.save(census.peer(name, **args), tmp_path / "both", args)
+    with pytest.raises(CheckpointError, match="both of each block and shared by all"):
+        load(tmp_path / "both")

@@ -136,12 +136,13 @@ def outcome(name: str, folder: Path, native: bool = False) -> Outcome:
 
 
 def outlined(name: str, named: bool, options: ModelOptions) -> Checkpoint:
-    """What the reader makes of the full model (with two blocks), without memory: with or without its config.json."""
-    model = timm.create_model(name, depth=2, device="meta")
-    tensors = LazyTensors(
-        {key: tensor.to("meta") for key, tensor in model.state_dict().items()}, lambda key: torch.empty(0)
-    )
-    beside = {"config.json": Table({"architecture": name, "model_args": {"depth": 2}})} if named else {}
+    """What the reader makes of the full model, without memory: with or without its config.json."""
+    outlines = timm.create_model(name, depth=2, device="meta").state_dict()
+    second = [key for key in outlines if key.startswith("blocks.1.")]
+    for i in range(2, timm_models.arguments(name).get("depth", 12)):  # building all of them takes seconds
+        outlines |= {key.replace("blocks.1.", f"blocks.{i}.", 1): outlines[key] for key in second}
+    tensors = LazyTensors({key: tensor.to("meta") for key, tensor in outlines.items()}, lambda key: torch.empty(0))
+    beside = {"config.json": Table({"architecture": name})} if named else {}
     opened = Opened(tensors, Path("model.safetensors"), beside=beside)
     assert reader.matches(opened)
     return reader.read(opened, options)

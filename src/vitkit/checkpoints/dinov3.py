@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vitkit.checkpoints import reading
+from vitkit.checkpoints import reading, timm
 from vitkit.checkpoints.family import Checkpoint, Fields, Opened
 from vitkit.checkpoints.options import ModelOptions
 from vitkit.checkpoints.tensors import LazyTensors, NameMap, block, without_leading_axis
@@ -30,6 +30,7 @@ NAMES = NameMap(
     *block(BLOCK, gate="mlp.w1.*", gated="mlp.w2.*", down="mlp.w3.*"),
     ("norm.*", "norm.*"),
     ("head.*", "head.classifier.*"),
+    ("linear_head.*", "head.classifier.*"),
 )
 # Of pre-training: `local_cls_norm` is not read in evaluation.
 _LEFT_OUT = re.compile(
@@ -50,14 +51,27 @@ def read(opened: Opened, options: ModelOptions) -> Checkpoint:
     tensors = kept.converted(without_leading_axis).fused()
     tensors = tensors.rebuilt(_unmasked(tensors, foreign))
     patch, width, fields = reading.body_of(tensors)
-    fields |= _rotary(foreign, width, options)
+    fields |= _rotary(foreign, width, options, notes)
     if tensors.rows("encoder.blocks.0.mlp.up.weight") == 2 * tensors.need("encoder.blocks.0.mlp.down.weight", 2)[1]:
         fields["activation"] = "swiglu"
     size = options.image_size or (224 // patch[0] * patch[0], 224 // patch[1] * patch[1])
     notes.append("preprocessing: not in the file, ImageNet statistics are assumed (satellite models have others)")
     pre: Fields = {**reading.IMAGENET, "fit": "squash", "interpolation": "bicubic"}
-    fields |= {"positions": "none", "image_size": size, "norm_eps": 1e-5, "pooling": "cls", "preprocessing": pre}
+    fields |= {"positions": "none", "image_size": size, "norm_eps": _epsilon(tensors, options, notes)}
+    fields |= {"pooling": "cls", "preprocessing": pre}
+    if "linear_head.weight" in foreign:
+        fields |= timm.linear_head(foreign)
     return reading.make_checkpoint(tensors, options, notes, NAMES.theirs, **fields)
+
+
+def _epsilon(tensors: LazyTensors, options: ModelOptions, notes: list[str]) -> object:
+    """1e-5 where biases of keys are masked or there are none, as in all published models; else either may be."""
+    if "encoder.blocks.0.attention.qkv.bias" in tensors and "norm_eps" not in options.fields:
+        own = "no published DINOv3 has biases of keys, and the file does not say the epsilon of its norms"
+        asked = "norm_eps=1e-6 (norm_layer: layernorm, the default of its training) or norm_eps=1e-5 (layernormbf16)"
+        raise CheckpointError(f"{own}: pass {asked} (--set norm_eps=...)")
+    notes.append("not in the file, but common to all published DINOv3: norm_eps=1e-05, each axis spans -1 to 1")
+    return 1e-5
 
 
 def _unmasked(tensors: LazyTensors, foreign: LazyTensors) -> dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]]:
@@ -76,7 +90,7 @@ def _third(tensor: Tensor, which: int) -> Tensor:
     return tensor.chunk(3)[which].clone()
 
 
-def _rotary(foreign: LazyTensors, width: int, options: ModelOptions) -> Fields:
+def _rotary(foreign: LazyTensors, width: int, options: ModelOptions, notes: list[str]) -> Fields:
     """Heads and base from the periods, base ** (i / n) for n = a quarter of a head's width."""
     if PERIODS not in foreign:
         if options.heads is None or "rotary" not in options.fields:
@@ -89,6 +103,8 @@ def _rotary(foreign: LazyTensors, width: int, options: ModelOptions) -> Fields:
             f"{count} rotary periods do not fit a width of {width}: the file is damaged; fetch it again"
         )
     periods = foreign[PERIODS].double()
+    if foreign.outlines[PERIODS].dtype != torch.float32:
+        notes.append("rotary angles: Meta's code computes them in the periods' half precision, vitkit in full")
     base = float(periods[-1]) ** (count / (count - 1))
     base = float(round(base)) if abs(base - round(base)) < 0.01 * base else base  # they may be kept in bfloat16
     expected = base ** (torch.arange(count).double() / count)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from vitkit.checkpoints import timm
-from vitkit.checkpoints.family import Checkpoint, Opened, Table
+from vitkit.checkpoints.family import Checkpoint, Fields, Opened, Table
 from vitkit.checkpoints.options import ModelOptions
 from vitkit.checkpoints.reading import IMAGENET
 
@@ -31,9 +31,12 @@ def read(opened: Opened, options: ModelOptions) -> Checkpoint:
     # With registers DINOv2 resizes with antialiasing and without the offset, as timm does.
     with_offset = "timm" if dinov2 and "register_tokens" in kept else "dinov2"
     resize = with_offset if dinov2 or bare else "huggingface"
-    pre = {**IMAGENET, "crop": 0.875, "fit": "crop", "interpolation": "bicubic"}
+    shown: Fields = {"pooling": "mean"} if "fc_norm.weight" in kept else {}  # MAE, fine-tuned
+    if "linear_head.weight" in kept:
+        shown |= timm.linear_head(kept)
+    shown["preprocessing"] = {**IMAGENET, "crop": 0.875, "fit": "crop", "interpolation": "bicubic"}
     notes.append("preprocessing: not in the file, ImageNet statistics and crop 0.875 are assumed")
-    return timm.read_names(kept, Table(), options, notes, position_resize=resize, preprocessing=pre)
+    return timm.read_names(kept, Table(), options, notes, timm.PLAIN, position_resize=resize, **shown)
 
 
 def _timm_name(name: str) -> str | None:

@@ -22,6 +22,7 @@ _UNSUPPORTED = {  # part of a tensor's name -> what it shows
     "patch_embed.backbone.0.": "MobileCLIP's MCI stem",
     "embeds.": "NaFlex models, which take batches of patches of several image sizes",
     ".attn.gate.": "gated attention",
+    "relative_position_bias_for_": "relative positions with a table for rows and one for columns",
     "attn_pool.query": "attentional pooling (CoCa)",
 }
 FIRST = "encoder.blocks.0."

@@ -141,8 +141,9 @@ def _open_shards(index: Path) -> LazyTensors:
 
 
 # Where a state dict may be inside a training checkpoint, and what may stand before its names.
-CONTAINERS = ("teacher", "model_ema", "state_dict_ema", "ema", "model", "module", "state_dict", "encoder")
-PREFIXES = ("module.", "backbone.", "_orig_mod.", "encoder.", "visual.trunk.", "model.", "student.", "teacher.")
+CONTAINERS = ("teacher", "model_ema", "state_dict_ema", "ema", "model", "module", "state_dict", "weights", "encoder")
+PREFIXES = ["module.", "model_ema.", "backbone.", "_orig_mod.", "encoder.", "visual.trunk.", "model."]
+PREFIXES += ["student.", "teacher."]
 _ANCHORS = ("to_patch_embedding.1.weight", "patch_embed.proj.weight", "conv_proj.weight", "conv1.weight")
 
 

@@ -59,7 +59,7 @@ def read_names(
     **assumed: object,
 ) -> Checkpoint:
     """Tensors with timm's names. `about` is config.json; `kinds` are the classes that a file without a name may be
-    of; `assumed` are fields that another family means."""
+    of; `assumed` are fields that another family means or shows."""
     architecture = about.text("architecture").partition(".")[0]
     pretrained = about.table("pretrained_cfg") or about
     pretrained = Table(timm_models.pretrained_cfg(architecture) | pretrained, about.name)
@@ -67,7 +67,11 @@ def read_names(
     reading.refuse_unsupported(foreign)
     size = _trained_size(about.table("model_args"), pretrained, options)
     tensors = to_ours(foreign, lambda offsets: _side(offsets, size, foreign))
-    fields = _named(known, about, _shown(tensors), options) if known else _nameless(tensors, kinds, about, options)
+    fields = (
+        _named(known, about, _shown(tensors), options)
+        if known
+        else _nameless(tensors, kinds, assumed | _stated(about, options), notes)
+    )
     fields |= _image_size(tensors, fields, size, notes)
     fields["position_resize"] = "timm"
     fields["preprocessing"] = assumed.get("preprocessing") or _preprocessing(pretrained, fields, notes)
@@ -78,6 +82,15 @@ def read_names(
     names = about.words("label_names", classes) or pretrained.words("label_names", classes)
     checkpoint.outputs = Outputs(names=tuple(str(described.get(name, name)) for name in names))
     return checkpoint
+
+
+def linear_head(foreign: LazyTensors) -> Fields:
+    """The classifier of DINOv2 and DINOv3: class token and mean of the patches, side by side."""
+    columns, width = foreign.need("linear_head.weight", 2)[1], foreign.need("patch_embed.proj.weight", 4)[0]
+    if columns != 2 * width:
+        of = f"a linear_head of {columns} columns, where class token and mean of the patches have {2 * width}"
+        raise CheckpointError(f"not supported: {of}; heads of several layers are not read")
+    return {"pooling": "cls+mean"}
 
 
 _SIZES = ("width", "depth", "mlp_width", "patch_size", "channels", "classes")  # that a model may have been made with
@@ -91,23 +104,27 @@ def _named(known: Fields, about: Table, shown: Fields, options: ModelOptions) ->
     fields = known | {key: shown[key] for key in _SIZES}  # what else differs is missing or extra, and said so
     if shown["final_norm"]:
         fields["norm_after_pooling"] = shown["norm_after_pooling"]  # a pooling may be changed later
-    return _with_positions(fields, "none" in (known["positions"], options.stated.get("positions")), options)
+    return _with_positions(fields, options.stated, known["positions"] == "none")
 
 
-def _nameless(tensors: LazyTensors, kinds: Collection[str], about: Table, options: ModelOptions) -> Fields:
+def _nameless(tensors: LazyTensors, kinds: Collection[str], stated: Fields, notes: list[str]) -> Fields:
     """What the tensors show, and what all published models with such tensors have in common."""
-    shown, stated = _shown(tensors), _stated(about, options)
-    fields = {**shown, **timm_models.alike(shown, kinds, "rotary.frequencies" in tensors, stated), **stated}
+    shown = _shown(tensors)
+    common = timm_models.alike(shown, kinds, "rotary.frequencies" in tensors, stated)
+    words = ", ".join(f"{key}={value!r}" for key, value in common.items())
+    notes.append(f"not in the file, but common to all published models with such tensors: {words}")
+    fields = {**shown, **common, **stated}
     mean = fields["norm_after_pooling"] or not fields["class_token"]
     fields.setdefault("pooling", "mean" if mean else "cls")
-    return _with_positions(fields, stated.get("positions") == "none", options)
+    return _with_positions(fields, stated)
 
 
-def _with_positions(fields: Fields, none: bool, options: ModelOptions) -> Fields:
+def _with_positions(fields: Fields, stated: Fields, none: bool = False) -> Fields:
     """Without a position table there must be something else, or it is said that there is nothing."""
-    if fields["positions"] == "none" and not none and not options.stated.get("rotary", fields.get("rotary")):
-        stated = "if the model really has no positions, pass positions='none' (--set positions=none)"
-        raise CheckpointError(f"the tensor 'pos_embed' is missing; {stated}")
+    none = none or stated.get("positions") == "none"
+    if fields["positions"] == "none" and not none and not stated.get("rotary", fields.get("rotary")):
+        asked = "if the model really has no positions, pass positions='none' (--set positions=none)"
+        raise CheckpointError(f"the tensor 'pos_embed' is missing; {asked}")
     return fields
 
 
@@ -145,10 +162,13 @@ def _shown(tensors: LazyTensors) -> Fields:
     if "head.pool.probe" in tensors:
         width = tensors.need("head.pool.mlp.down.weight", 2)[1]
         fields |= {"pooling": "map", "map_mlp_width": width if width != down[1] or up[0] != down[1] else 0}
-    relative = next((word for word in ("positions.relative", f"{FIRST}relative") if _within(tensors, word)), None)
-    if relative is not None:
+    tables = [word for word in ("positions.relative", f"{FIRST}relative") if _within(tensors, word)]
+    if len(tables) > 1:
+        raise CheckpointError(f"not supported: {timm_models.BOTH_TABLES}")
+    for relative in tables:
         mlp = f"{relative}.mlp.up.weight"
         word = "relative" + "-mlp" * (mlp in tensors) + "-shared" * (relative == "positions.relative")
+        word = "learned+" * ("positions.learned" in tensors) + word
         fields |= {"positions": word} | ({"relative_hidden": tensors.rows(mlp)} if mlp in tensors else {})
         return fields
     return fields | {"positions": "learned" if "positions.learned" in tensors else "none"}

@@ -62,12 +62,9 @@ def _kind(config: ViTConfig) -> str:
     """The class of timm that has such a model."""
     if config.distillation_token:
         return "VisionTransformerDistilled"
-    if config.positions.startswith("relative"):
-        return (
-            "Beit"
-            if config.positions in ("relative", "relative-shared") and not config.key_bias
-            else "VisionTransformerRelPos"
-        )
+    if "relative" in config.positions:
+        mlp = config.positions.startswith("relative-mlp")
+        return "VisionTransformerRelPos" if mlp or config.key_bias else "Beit"
     rms_gated = config.norm == "rmsnorm" and config.activation == "swiglu"
     eva = config.rotary or not config.key_bias or (config.activation == "swiglu" and config.mlp_norm and not rms_gated)
     return "Eva" if eva else "VisionTransformer"
@@ -152,7 +149,8 @@ def _relpos(config: ViTConfig) -> Fields:
 
 def _beit(config: ViTConfig) -> Fields:
     shared = config.positions.endswith("shared")
-    args: Fields = {"use_abs_pos_emb": False, "use_rel_pos_bias": not shared, "use_shared_rel_pos_bias": shared}
+    args: Fields = {"use_abs_pos_emb": config.positions.startswith("learned")}
+    args |= {"use_rel_pos_bias": not shared, "use_shared_rel_pos_bias": shared}
     return args | {"swiglu_mlp": config.activation == "swiglu", "scale_mlp": config.mlp_norm}
 
 

@@ -34,6 +34,7 @@ REFUSED_CLASSES = {
     "NaFlexVit": "NaFlex models, which take batches of patches of several image sizes",
     "VisionTransformerSAM": "SAM's attention in windows",
 }
+BOTH_TABLES = "relative positions both of each block and shared by all"
 REFUSED = {
     ("attn_layer", "diff"): "differential attention",
     ("block_fn", "DiffParallelScalingBlock"): "differential attention",
@@ -43,8 +44,8 @@ REFUSED = {
 # Fields that no tensor shows, and those of a tensor layout that are free: sizes that any model may have been given.
 HIDDEN = ("heads", "activation", "norm_eps", "pooling", "block", "rotary", "map_heads", "map_prefix")
 SEEN = {"pooling": "map", "block": "parallel", "activation": "swiglu"}
-FREE = ("depth", "classes", "channels", "image_size", "positioned_prefix", "preprocessing", "indivisible")
-SIZES = ("width", "mlp_width", "patch_size", "registers", "relative_hidden", "map_mlp_width", "stem")
+FREE = ("classes", "channels", "image_size", "positioned_prefix", "preprocessing", "indivisible")
+SIZES = ("width", "depth", "mlp_width", "patch_size", "registers", "relative_hidden", "map_mlp_width", "stem")
 
 
 @cache
@@ -149,9 +150,10 @@ def _positions(args: Table) -> Fields:
         hidden = args.whole("rel_pos_dim", 128)
         return {"positions": word + "-shared" * bool(args.get("shared_rel_pos")), "relative_hidden": hidden}
     if args.get("use_rel_pos_bias") or args.get("use_shared_rel_pos_bias"):
-        if args.get("use_abs_pos_emb") or (args.get("use_rel_pos_bias") and args.get("use_shared_rel_pos_bias")):
-            raise CheckpointError("not supported: several kinds of positions in one BEiT")
-        return {"positions": "relative-shared" if args.get("use_shared_rel_pos_bias") else "relative"}
+        if args.get("use_rel_pos_bias") and args.get("use_shared_rel_pos_bias"):
+            raise CheckpointError(f"not supported: {BOTH_TABLES}")
+        word = "relative-shared" if args.get("use_shared_rel_pos_bias") else "relative"
+        return {"positions": "learned+" * bool(args.get("use_abs_pos_emb")) + word}
     learned = args.get("use_abs_pos_emb", args.get("pos_embed") == "learn")
     prefix = "none" if args.get("no_embed_class") else "all"
     return {"positions": "learned" if learned else "none", "positioned_prefix": prefix}
@@ -220,13 +222,14 @@ def alike(shown: Fields, kinds: Collection[str], mixed: bool, stated: Fields) ->
     agree. Where they do not, raise the question. `kinds` are timm's classes with such names of tensors; `mixed`:
     there are learned frequencies."""
     traits = [*_traits(shown)[:-1], mixed]
+    free = (*FREE, "norm_after_pooling") if "pooling" in stated else FREE  # chosen later, and its norm with it
     every = {name: row for name, row in _all().items() if class_of(name) in kinds and _traits(row) == traits}
-    rows = {name: row for name, row in every.items() if _same_layout(row, shown, FREE)}
+    rows = {name: row for name, row in every.items() if _same_layout(row, shown, free)}
     published = bool(rows)
     if not published:
         if "heads" not in stated:
             raise CheckpointError(unknown_heads(shown))
-        rows = {name: row for name, row in every.items() if _same_layout(row, shown, (*FREE, *SIZES))}
+        rows = {name: row for name, row in every.items() if _same_layout(row, shown, (*free, *SIZES))}
     fitting = {n: r for n, r in rows.items() if all(_get(r, key) == stated[key] for key in HIDDEN if key in stated)}
     rows = fitting or rows
     hidden: Fields = {}

@@ -34,6 +34,7 @@ _WHOLE: list[Row] = [
     *((f"attn_pool.{theirs}.*", f"head.pool.{ours}.*") for theirs, ours in _POOL.items()),
     ("pre_logits.fc.*", "head.pre_logits.*"),
     ("head.*", "head.classifier.*"),
+    ("linear_head.*", "head.classifier.*"),  # of DINOv2's and DINOv3's classifiers
     ("head_dist.*", "head.distilled.*"),
 ]
 _INSIDE: list[Row] = [  # a block's attention and MLP, behind {BLOCK}attn. and {BLOCK}mlp.
