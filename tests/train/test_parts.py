@@ -165,6 +165,15 @@ def test_frozen_parts_do_not_learn() -> None:
         freeze(vitkit.create("resnet-8px"), "1")
 
 
+def test_lora_trains_its_own_weights_and_the_classifier_alone() -> None:
+    """As freeze="backbone" does: what pools the tokens was trained with them, and stays as it is."""
+    model = vitkit.create("vit-ti/16", image_size=32, depth=1, classes=2, class_token=False, pooling="map")
+    add_lora(model, 2)
+    learning = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {name for name in learning if name.startswith("head.")} == {"head.classifier.weight", "head.classifier.bias"}
+    assert all(".parametrizations." in name for name in learning if not name.startswith("head."))
+
+
 def test_lora_starts_as_the_model_and_is_merged() -> None:
     model = randomize(vitkit.create("mu")).eval()
     before = model(IMAGES)

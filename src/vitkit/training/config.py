@@ -108,7 +108,7 @@ class TrainConfig(Jsonable):
         if self.freeze not in ("", "backbone") and not self.freeze.isdigit():
             raise ConfigError(f"freeze={self.freeze!r} must be 'backbone' or a number of blocks")
         if self.lora and self.freeze:
-            raise ConfigError("lora already freezes all but its own weights and the head; leave out freeze")
+            raise ConfigError("lora already freezes all but its own weights and the classifier; leave out freeze")
 
     def replace(self, **changes: object) -> TrainConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
