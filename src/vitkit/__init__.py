@@ -19,7 +19,8 @@ _PUBLIC = {
     "vitkit.checkpoints.load": ("load",),
     "vitkit.checkpoints.native": ("save",),
     "vitkit.data": ("open_data", "Dataset"),
-    "vitkit.api": ("train", "pretrain", "evaluate", "predict", "embed", "explain", "export"),
+    "vitkit.api": ("train", "pretrain", "evaluate", "predict", "embed", "explain", "export", "index"),
+    "vitkit.curation": ("open_index",),
     "vitkit.model.summary": ("summarize",),
     "vitkit.model.base": ("VisionModel", "Outputs"),
     "vitkit.model.vit": ("ViT",),
@@ -30,14 +31,16 @@ _PUBLIC = {
 }
 _WHERE = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = ["__version__", "create", "load", "save", "open_data", "Dataset"]  # noqa: RUF022  # in the order of the docs
-__all__ += ["train", "pretrain", "evaluate", "predict", "embed", "explain", "export", "summarize"]  # noqa: RUF022
+__all__ += ["train", "pretrain", "evaluate", "predict", "embed", "explain", "export"]  # noqa: RUF022
+__all__ += ["index", "open_index", "summarize"]
 __all__ += ["VisionModel", "Outputs", "ViT", "ResNet", "ViTConfig", "ResNetConfig"]  # noqa: RUF022
 __all__ += ["ConvStemConfig", "StemConfig", "Preprocessing", "TrainConfig", "VitkitError"]  # noqa: RUF022
 
 if TYPE_CHECKING:
-    from vitkit.api import embed, evaluate, explain, export, predict, pretrain, train
+    from vitkit.api import embed, evaluate, explain, export, index, predict, pretrain, train
     from vitkit.checkpoints.load import load
     from vitkit.checkpoints.native import save
+    from vitkit.curation import open_index
     from vitkit.data import Dataset, open_data
     from vitkit.errors import VitkitError
     from vitkit.model.base import Outputs, VisionModel

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.checkpoints.options import ModelOptions
+from vitkit.curation import Index, build_index
 from vitkit.data import Source
 from vitkit.data.dataset import Dataset
 from vitkit.errors import ConfigError, did_you_mean
@@ -231,6 +232,25 @@ def export(
     loaded = load_for(model, "eager", "cpu", _options(model, options), progress)
     source = None if data is None else open_data_for(loaded, data, progress).evaluation()
     return write_export(loaded, to, path, source, int8, merge, raw, progress=progress)
+
+
+def index(
+    data: str | Path,
+    model: Loadable | None = None,
+    *,
+    out: str | Path | None = None,
+    device: str | None = None,
+    classes_from: str | int = "auto",
+    force: bool = False,
+    progress: Progress = SILENT,
+) -> Index:
+    """Features of every image of a set; `.search(image)`, `.duplicates()` and `.label_errors()` work on them.
+
+    model  any checkpoint, run or model; None: a descriptor of edges and colours that needs no weights
+    out    a folder; None: DATA.index. What it holds already is not computed again
+    force  overwrite an index that was made with another model
+    """
+    return build_index(data, model, out, progress, device=device, classes_from=classes_from, force=force)
 
 
 def _options(model: Loadable, options: dict[str, object]) -> ModelOptions | None:

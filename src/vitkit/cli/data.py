@@ -9,6 +9,7 @@ from typer import Argument, Exit, Option, Typer
 from typer.core import TyperCommand
 
 import vitkit
+from vitkit.cli import curate
 from vitkit.cli import options as opt
 from vitkit.cli.options import echo
 from vitkit.errors import DataError
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from vitkit.data.check import Report
 
 app = Typer(help="Look at a set of images.", no_args_is_help=True, rich_markup_mode=None)
+app.command()(curate.clean)
+app.command()(curate.apply)
+app.command()(curate.suggest)
 
 
 @app.command()

@@ -44,6 +44,7 @@ COMMANDS: dict[str, Callable[..., None] | Typer] = {
     "zeroshot": model.zeroshot,
     "data": data.app,
     "index": curate.index,
+    "search": curate.search,
     "plan": plan.plan,
     "train": train.train,
     "pretrain": pretrain.pretrain,

@@ -20,9 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from vitkit.curation.catalogue import Catalogue, differences, digest_of, open_catalogue
+from vitkit.curation.duplicates import Group, find_duplicates
 from vitkit.curation.embedding import name_of, open_embedder
+from vitkit.curation.labels import LabelError, find_label_errors
+from vitkit.curation.looks import Looks, look_at
+from vitkit.curation.query import Hit, search
 from vitkit.data import BadFile
 from vitkit.errors import DataError
 from vitkit.io import parse_json, replacing_folder, sha256, write_json
@@ -55,6 +60,21 @@ class Index:
 
     def label_name(self, row: int) -> str:
         return self.classes[self.labels[row]] if self.labels[row] >= 0 else ""
+
+    def search(self, image: str | Path | Image.Image, top: int = 20, **how: Any) -> list[Hit]:
+        """The images nearest to another one; `how` as in `query.search`: box, engine, model."""
+        return search(self, image, top, **how)
+
+    def duplicates(self, progress: Progress = SILENT) -> list[Group]:
+        """Images that show the same, exactly or nearly, in groups; those across splits first."""
+        return find_duplicates(self.features, self.splits, self.looks(progress), progress)
+
+    def label_errors(self, progress: Progress = SILENT) -> list[LabelError]:
+        """Labels that seem wrong, the surest first."""
+        return find_label_errors(self.features, self.labels, self.classes, progress)
+
+    def looks(self, progress: Progress = SILENT, workers: int = 0) -> Looks:
+        return look_at(self.catalogue(progress).source, self.path / "looks", workers, progress)
 
     def catalogue(self, progress: Progress = SILENT, data: str | Path | None = None) -> Catalogue:
         """The set that the index was made of, opened again, row by row as here; an error where it is another now."""

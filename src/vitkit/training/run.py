@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitkit import __version__
 from vitkit import world as worlds
+from vitkit.curation.clean import leak_warning
 from vitkit.data import Batch, Dataset, open_data
 from vitkit.data.check import leakage
 from vitkit.data.identity import difference, identity
@@ -104,7 +105,8 @@ def _prepare(
     reasons: list[str] = []
     if new:
         config, reasons = complete(config, data, world, init.config if init else None)
-        for line in (*reasons, leakage(data) if world.first else ""):
+        warnings = (leakage(data) or leak_warning(config.data),) if world.first else ()
+        for line in (*reasons, *warnings):
             if line:
                 watcher.note(line)
     parts = assemble(config, world, data, watcher, init, teacher)
