@@ -35,9 +35,9 @@ class Recipe:
     without: str = ""  # what the paper does besides and vitkit does not
 
 
-# Weight decay of the paper's pre-training, by its table 3: 0.3 on ImageNet (with dropout 0.1), 0.03 on ImageNet-21k, 0.1
-# on JFT. Google published no configuration of these runs: vision_transformer has the fine-tuning, and big_vision's
-# vit_i1k.py is a later recipe, whose 1e-4 is not multiplied by its learning rate of 1e-3: 0.1 in these words.
+# Weight decay of the paper's pre-training, by its table 3: 0.3 on ImageNet (with dropout 0.1), 0.03 on ImageNet-21k.
+# Google published no configuration of these runs: vision_transformer has the fine-tuning, and big_vision's vit_i1k.py
+# is a later recipe, whose 1e-4 is not multiplied by its learning rate of 1e-3: 0.1 in these words.
 RECIPES: dict[str, Recipe] = {
     "paper-pretrain": Recipe(
         "Dosovitskiy et al. 2021, table 3 and appendix B.1 (ViT on ImageNet)", 4096, 0.5, epochs=300,
