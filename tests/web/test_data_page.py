@@ -7,6 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from PIL import Image
 from serving import live, message, small_model, with_client
 
 from vitkit.curation import build_index
+from vitkit.curation.map import Map
+from vitkit.curation.view import View
 from vitkit.web.app import create_app
 from vitkit.web.explored import Explored, open_explored
 from vitkit.web.settings import ServeSettings
@@ -281,4 +284,31 @@ def test_the_shared_file_in_a_browser(browser: Any, data: Explored, tmp_path: Pa
     visit.page.keyboard.press("n")
     selected(visit, data.view.issue_rows[0])
     assert visit.page.locator(".near li").count() == 12
+    visit.close()
+
+
+@pytest.mark.slow
+def test_fifty_thousand_points(browser: Any, data: Explored, tmp_path: Path) -> None:
+    """The script of a frame takes less than 1/30 second; the best frame counts, for machines that are busy."""
+    count, random = 50_000, np.random.default_rng(0)
+    index = replace(
+        data.view.index,
+        features=random.random((count, 2), dtype=np.float32),  # type: ignore[arg-type]
+        paths=[f"set/{i}.png" for i in range(count)],
+        labels=random.integers(0, 3, count),
+        splits=["train"] * count,
+    )
+    near = random.integers(0, count, (count, 12), dtype=np.int32)
+    made = Map(tmp_path, random.random((count, 2), dtype=np.float32), near, "tsne")
+    for number in range(made.sheets):
+        made.sheet(number).write_bytes(data.sheet(0))
+    write_page(View(index, made, "many"), tmp_path / "map.html")
+    visit = Visit(browser, "")
+    visit.page.goto((tmp_path / "map.html").as_uri())
+    visit.page.wait_for_selector("html[data-ready]")
+    took = visit.page.locator("#map").evaluate("(map) => map.measure(60)")
+    print(took)
+    assert took["points"] == count
+    assert took["thumbnails"] > 100
+    assert took["best"] < 1000 / 30, took
     visit.close()
