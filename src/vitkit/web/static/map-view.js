@@ -89,14 +89,12 @@ export class MapView {
     this.draw();
   }
 
-  // So that the image is well inside.
+  // So that the image is well inside: the map moves no further than it must.
   reveal(row) {
     const [left, top] = this.toScreen(row);
-    const edge = Math.min(80, this.w / 5, this.h / 5);
-    if (left > edge && left < this.w - edge && top > edge && top < this.h - edge) return this.draw();
-    this.camera.x = this.x[row];
-    this.camera.y = this.y[row];
-    return this.draw();
+    const edge = Math.min(56, this.w / 5, this.h / 5);
+    const into = (at, size) => Math.max(edge, Math.min(size - edge, at)) - at;
+    this.pan(into(left, this.w), into(top, this.h));
   }
 
   // --- drawing -----------------------------------------------------------------------------------------
