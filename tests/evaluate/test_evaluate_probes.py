@@ -16,7 +16,7 @@ from peers import randomize
 from vitkit.data import open_data
 from vitkit.errors import ConfigError
 from vitkit.evaluation import fewshot, knn
-from vitkit.evaluation.probes import BIAS, L2, draw_shots, features, knn_votes, least_squares
+from vitkit.evaluation.probes import BIAS, L2, draw_shots, features, knn_votes, least_squares, linear
 
 
 def clouds(count: int, classes: int, seed: int, width: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -127,3 +127,13 @@ def test_several_labels_cannot_be_probed() -> None:
     for probe in (knn, fewshot):
         with pytest.raises(ConfigError, match="one class per image"):
             probe(vitkit.create(CONFIG), source, source)
+
+
+def test_the_linear_probe_tells_planted_classes_apart() -> None:
+    """Bright and dark images: a line tells them apart in the features of any model."""
+    source = in_memory(60, ("dark", "bright"))
+    source.pixels = source.pixels // 3 + 120 * torch.from_numpy(source.labels)[:, None, None, None].to(torch.uint8)
+    train, test = (source.take(rows) for rows in np.split(np.arange(60), [40]))
+    found = linear(randomize(vitkit.create(CONFIG)), train, test)
+    assert found.accuracy["top1"] == 1
+    assert (found.learned_from, found.samples) == (40, 20)

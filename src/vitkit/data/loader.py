@@ -60,6 +60,7 @@ class Loader:
     bad_files    where unreadable files are written; by default in memory, with the usual limit
     channels     of the model's input; by default the source's
     replace_bad  put another image of its class in the place of one that cannot be read, or leave it out
+    in_order     every sample once and in order, also with an `augment`
     """
 
     def __init__(
@@ -76,10 +77,11 @@ class Loader:
         bad_files: BadFiles | None = None,
         channels: int | None = None,
         replace_bad: bool = True,
+        in_order: bool = False,
     ) -> None:
         self.source, self.pre, self.augment, self.seed = source, pre, augment, seed
         self.rank, self.world_size, self.balanced = rank, world_size, balanced
-        self.training, self.batch_size = augment is not None, batch_size
+        self.training, self.batch_size = augment is not None and not in_order, batch_size
         if batch_size < 1 or workers < 0:
             raise ConfigError(f"batch_size={batch_size} must be at least 1 and workers={workers} at least 0")
         if not 0 <= rank < world_size:

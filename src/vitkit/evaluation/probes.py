@@ -1,6 +1,6 @@
-"""Evaluate a representation without training anything: nearest neighbours, and few-shot least squares.
+"""Evaluate a representation: nearest neighbours, few-shot least squares, and logistic regression.
 
-Both learn from the split `train` in closed form and are evaluated on another. The representation is what
+All learn from the split `train`, with nothing left to choose, and are evaluated on another. The representation is what
 the classifier sees; with a distillation token, the mean of the two.
 
 Shapes: N samples, D width of the representation, C classes.
@@ -19,11 +19,14 @@ from torch import Tensor, nn
 
 from vitkit.data import BadFile, Source
 from vitkit.errors import ConfigError
-from vitkit.evaluation.run import How, evaluation_loader, run
+from vitkit.evaluation.features import Features, features
+from vitkit.evaluation.linear import fit
+from vitkit.evaluation.run import How
+from vitkit.model.base import Outputs
 from vitkit.progress import SILENT, Progress
+from vitkit.tasks.classify import Classify
 from vitkit.tasks.metrics import top_k
 from vitkit.tasks.result import as_json, percent
-from vitkit.tasks.trainee import unwrapped
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,7 +40,7 @@ _SIMILARITIES_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class Probe:
-    """`accuracy` maps what was tried to a fraction: top1 and top5 for knn, the number of shots for fewshot."""
+    """`accuracy` maps what was tried to a fraction: top1 and top5, or the number of shots for fewshot."""
 
     probe: str
     data: str
@@ -64,30 +67,15 @@ class Probe:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Features:
-    """Representations of the readable samples, in the order of the set."""
-
-    indices: np.ndarray  # N, numbers in the set
-    values: Tensor  # N D float32, on the CPU
-    labels: Tensor  # N
-    bad: tuple[BadFile, ...]
-
-
-def features(model: nn.Module, source: Source, progress: Progress = SILENT, **how: Unpack[How]) -> Features:
-    """What the classifier sees of every readable sample; ranks share the work and all get the whole."""
+def features_of(model: nn.Module, source: Source, progress: Progress, **how: Unpack[How]) -> Features:
     if source.label_kind != "classes":
         raise ConfigError(f"a probe needs one class per image, and {source.name} has {source.label_kind}")
-    inner = unwrapped(model)
-    with evaluation_loader(source, inner.config, **how) as loader:
-        found = run(model, inner.pooled, lambda x, _: {"x": x.float().cpu()}, loader, progress=progress)
-    labels = torch.from_numpy(source.labels[found.indices])
-    return Features(found.indices, torch.from_numpy(found["x"]), labels, found.bad)
+    return features(model, source, progress, **how)
 
 
 def knn(model: nn.Module, train: Source, test: Source, progress: Progress = SILENT, **how: Unpack[How]) -> Probe:
     """Every image gets the class that its nearest neighbours in `train` vote for; `how` as in `evaluate`."""
-    known, asked = (features(model, source, progress, **how) for source in (train, test))
+    known, asked = (features_of(model, source, progress, **how) for source in (train, test))
     neighbours = min(NEIGHBOURS, len(known.values))
     votes = knn_votes(known.values, known.labels, asked.values, len(train.classes), neighbours)
     accuracy = {f"top{k}": top_k(votes, asked.labels, k) for k in (1, 5)}
@@ -119,10 +107,10 @@ def fewshot(
 
     The mean over a few draws of the images. Only images that are drawn are read.
     """
-    asked = features(model, test, progress, **how)
+    asked = features_of(model, test, progress, **how)
     drawn = [draw_shots(train.labels, len(train.classes), max(shots), seed) for seed in range(SEEDS)]
     used = np.unique(np.concatenate([i for of_seed in drawn for i in of_seed]))
-    known = features(model, train.take(used), progress, **how)
+    known = features_of(model, train.take(used), progress, **how)
     read = used[known.indices]  # rows of `known.values`
     accuracy = {}
     for n in shots:
@@ -138,7 +126,18 @@ def fewshot(
     return Probe("fewshot", test.name, test.split, *counts, accuracy, settings, known.bad + asked.bad)
 
 
-PROBES: dict[str, Callable[..., Probe]] = {"knn": knn, "fewshot": fewshot}
+def linear(model: nn.Module, train: Source, test: Source, progress: Progress = SILENT, **how: Unpack[How]) -> Probe:
+    """Logistic regression, trained to convergence, its strength by cross-validation; `how` as in `evaluate`."""
+    known, asked = (features_of(model, source, progress, **how) for source in (train, test))
+    task = Classify(Outputs("classes", train.classes), len(train.classes))
+    head = fit(task, known.values, known.labels, known.labels.numpy(), progress=progress)
+    accuracy = {f"top{k}": top_k(head(asked.values), asked.labels, k) for k in (1, 5)}
+    settings = {"strength": float(f"{head.strength:.3g}"), "folds": head.folds}
+    counts = len(asked.labels), len(known.labels)
+    return Probe("linear", test.name, test.split, *counts, accuracy, settings, known.bad + asked.bad)
+
+
+PROBES: dict[str, Callable[..., Probe]] = {"knn": knn, "fewshot": fewshot, "linear": linear}
 
 
 def draw_shots(labels: np.ndarray, classes: int, shots: int, seed: int) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 import torch
 from torch import Tensor, nn
 
-from vitkit.data import BadFile, BadFiles, Loader, Source, normalise
+from vitkit.data import Augment, BadFile, BadFiles, Loader, Source, normalise
 from vitkit.errors import DataError
 from vitkit.model.config import AnyConfig
 from vitkit.progress import SILENT, Progress
@@ -78,8 +78,13 @@ def evaluation_loader(
     workers: int = 0,
     rank: int = 0,
     world_size: int = 1,
+    augment: Augment | None = None,
+    seed: int = 0,
 ) -> Loader:
-    """Gives every readable sample once; unreadable ones are listed in `bad_files` and never end the run."""
+    """Gives every readable sample once; unreadable ones are listed in `bad_files` and never end the run.
+
+    With `augment` the images vary as in training.
+    """
     pre = config.preprocessing
     if batch_size is None:
         batch_size = world_size * min(512, max(16, _PIXELS_AT_ONCE // (pre.size[0] * pre.size[1])))
@@ -87,12 +92,15 @@ def evaluation_loader(
         source,
         pre,
         batch_size,
+        augment,
+        seed,
         workers=workers,
         rank=rank,
         world_size=world_size,
         bad_files=BadFiles(total=len(source), max_bad="100%"),
         channels=config.channels,
         replace_bad=False,
+        in_order=True,
     )
 
 

@@ -184,3 +184,8 @@ class Task:
     def answers(self, outputs: Tensor, top: int = 5) -> list[dict[str, object]]:
         """B C -> the same as JSON: what `serve` answers. "classes" is there for every task."""
         raise NotImplementedError
+
+
+def at_least_single(output: Tensor) -> Tensor:
+    """Losses are never computed in half precision."""
+    return output.to(torch.promote_types(output.dtype, torch.float32))

@@ -17,7 +17,7 @@ from vitkit.errors import ConfigError
 from vitkit.model.base import OutputKind, Outputs
 from vitkit.progress import SILENT, Progress
 from vitkit.tasks import metrics
-from vitkit.tasks.base import Columns, Metric, Row, Settings, Task
+from vitkit.tasks.base import Columns, Metric, Row, Settings, Task, at_least_single
 from vitkit.tasks.classified import ClassEvaluation, Mistake, wrong
 from vitkit.tasks.match import matched
 from vitkit.tasks.result import WORST, Recorded, Records
@@ -172,7 +172,7 @@ class MultiLabel(Classify):
 
 def classification_loss(logits: Tensor, targets: Tensor, kind: str, weights: Tensor | None = None) -> Tensor:
     """Mean loss. `targets`: class numbers (B,) or shares (B, C); `weights`: per class."""
-    logits = logits.float()  # losses are always computed in single precision
+    logits = at_least_single(logits)
     if kind == "bce":
         if targets.ndim == 1:
             targets = F.one_hot(targets, logits.shape[-1])

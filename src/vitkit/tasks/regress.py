@@ -26,7 +26,7 @@ from vitkit.model.base import OutputKind, Outputs
 from vitkit.model.build import Model
 from vitkit.progress import SILENT, Progress
 from vitkit.tasks import metrics
-from vitkit.tasks.base import Columns, Metric, Row, Settings, Task
+from vitkit.tasks.base import Columns, Metric, Row, Settings, Task, at_least_single
 from vitkit.tasks.result import WORST, Evaluation, Recorded, Records
 
 DIGITS = 6  # significant ones of a value
@@ -82,7 +82,7 @@ class Regress(Task):
             part.bias.data.mul_(s0).add_(m0 - m1).div_(s1)
 
     def criterion(self, output: Tensor, targets: Tensor) -> Tensor:
-        return (F.mse_loss if self.loss_name == "mse" else F.huber_loss)(output.float(), targets)
+        return (F.mse_loss if self.loss_name == "mse" else F.huber_loss)(at_least_single(output), targets)
 
     def distillation(self, output: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         return self.criterion(output, teacher.float())

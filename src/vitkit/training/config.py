@@ -64,6 +64,9 @@ class TrainConfig(Jsonable):
     patch_dropout: float = 0.0  # share of the patches left out in training
     progressive: float = 1.0  # the images start at this share of their size and grow to all of it
     freeze: str = ""  # "backbone", or the number of blocks (and the embedding below them)
+    # how a head on a frozen backbone learns: to convergence on features that are computed once, or by steps (also "")
+    head: Literal["", "converge", "steps"] = ""
+    views: int = 0  # of every image, for head=converge: 1, or several augmented ones
     lora: int = 0  # rank of the low-rank updates of the attention; 0: off
 
     # a teacher
@@ -110,12 +113,15 @@ class TrainConfig(Jsonable):
         if self.lora and self.freeze:
             raise ConfigError("lora already freezes all but its own weights and the classifier; leave out freeze")
 
+        if self.head == "converge" and self.freeze != "backbone":
+            raise ConfigError("head=converge is for a frozen backbone; add --freeze backbone")
+
     def replace(self, **changes: object) -> TrainConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
 _TABLES: dict[str, Mapping[str, object]] = {"task": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
-_COUNTS = ("epochs", "steps", "budget", "batch_size", "lr", "clip", "lora", "evaluations", "save_every")
+_COUNTS = ("epochs", "steps", "budget", "batch_size", "lr", "clip", "lora", "views", "evaluations", "save_every")
 _RANGES: list[tuple[tuple[str, ...], Callable[[float], bool], str]] = [
     (_COUNTS, lambda x: x >= 0, "not be negative"),
     (("ema", "patch_dropout", "warmup", "end"), lambda x: 0 <= x < 1, "be at least 0 and below 1"),

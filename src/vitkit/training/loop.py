@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, Protocol, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -329,8 +329,12 @@ class Loop:
         return True
 
 
+class Stoppable(Protocol):
+    stop_asked: bool
+
+
 @contextmanager
-def stop_signals(loop: Loop) -> Iterator[None]:
+def stop_signals(loop: Stoppable) -> Iterator[None]:
     """SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C stops at once."""
     if threading.current_thread() is not threading.main_thread():
         yield

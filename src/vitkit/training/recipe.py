@@ -25,6 +25,7 @@ from vitkit.world import World
 
 Choices = dict[str, object]  # for fields of the configuration that were left open
 FEW = 5_000  # images; fewer are learned by heart without dropout
+VIEWS = 8  # of every image, where a frozen backbone is to see augmented ones
 SHALLOW = 8  # blocks; fewer are fine-tuned at one learning rate
 _SMALL = (  # images up to so many pixels, the model, what it is made for
     (12, "conv+8px/2", "8 pixels"),
@@ -56,6 +57,7 @@ def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig |
     if task.pretrains:
         check_pretraining(config.replace(**choices), task, size, min(batch, count) // world.size, init)
     choices |= choose_augmentation(config, task, source, reasons)
+    choices |= choose_head(config.replace(**choices), config, world, reasons)
     if config.workers < 0:  # images in memory need none
         choices["workers"] = 0 if source.pixels is not None else max(1, (os.cpu_count() or 1) // world.size)
     if len(task.losses) == 1 or config.loss:
@@ -111,6 +113,35 @@ def choose_length(config: TrainConfig, count: int, batch: int, reasons: list[str
     if not config.epochs:
         reasons.append(f"length: {epochs:g} epochs, for {count:,} images")
     return {"steps": max(1, round(epochs * max(1, count // batch))), "epochs": 0.0}
+
+
+def choose_head(config: TrainConfig, asked: TrainConfig, world: World, reasons: list[str]) -> Choices:
+    """A head on a frozen backbone learns to convergence, unless something was asked for that only steps can do."""
+    if config.freeze != "backbone" or asked.head == "steps":
+        return {}
+    mixed = config.augment is not None and bool(config.augment.mixup or config.augment.cutmix)
+    wants = {
+        "a teacher": bool(config.teacher),
+        "mixup or cutmix": mixed,
+        f"--recipe {asked.recipe}": bool(asked.recipe),
+        f"optimizer={asked.optimizer}": bool(asked.optimizer),
+        "balanced sampling": config.balanced,
+        "several processes": world.size > 1 or config.shard,
+        "dropped patches": bool(config.patch_dropout),
+        "growing images": config.progressive < 1,
+    }
+    if reason := next((word for word, asked_for in wants.items() if asked_for), ""):
+        if asked.head == "converge":
+            raise ConfigError(f"head=converge learns from features that are computed once, which excludes {reason}")
+        reasons.append(f"head: by steps, because of {reason}")
+        return {"head": "steps"}
+    varied = config.augment not in (None, preset("none"))
+    views = config.views or (max(1, round(asked.epochs)) if asked.epochs else VIEWS) if varied else 1
+    seen = f"{views} augmented views of every image" if varied else "features of every image"
+    reasons.append(f"head: {seen}, computed once, then trained to convergence (else: --set head=steps)")
+    if asked.steps or (asked.epochs and not varied):
+        reasons.append("length: neither steps nor epochs are needed for that, and none are counted")
+    return {"head": "converge", "views": views}
 
 
 def image_size(source: Source) -> Size:

@@ -29,6 +29,7 @@ from vitkit.tasks import TASKS
 from vitkit.training.checkpoint import State, put_back
 from vitkit.training.config import TrainConfig
 from vitkit.training.drawn import NEAREST, RECONSTRUCTIONS, draw_pretraining
+from vitkit.training.frozen import FOLDER, FrozenRun
 from vitkit.training.log import EVENTS
 from vitkit.training.loop import Loop, Result, Watcher
 from vitkit.training.parts import Parts, assemble, open_init
@@ -38,7 +39,7 @@ from vitkit.world import World
 # What a run writes over or removes in its folder; everything else there is left alone.
 OURS = ["config.json", "checkpoints", "log.jsonl", "best.safetensors", "model.safetensors", "result.json", "replay"]
 DATA = "data.json"  # what the set consisted of
-OURS += ["curves.png", EVENTS, DATA, RECONSTRUCTIONS, NEAREST]
+OURS += ["curves.png", EVENTS, DATA, FOLDER, RECONSTRUCTIONS, NEAREST]
 
 
 def train(
@@ -75,15 +76,19 @@ def train(
         resumed = world.share(_claim(config, resume) if world.first else None)
         for line in ignored(config, resumed) if resumed is not None else ():
             watcher.note(line)
-        loop = _prepare(resumed or config, resumed is None, world, watcher, started, teacher, accept_changed_data)
-        found = resumed is not None and loop.resume(restart and not restarted)
-        if resumed is not None and not found:
-            watcher.note("there is no checkpoint: the run starts with its first step")
-        result = loop.run(resumed=found)
-        loop.parts.loader.close()
+        parts = _prepare(resumed or config, resumed is None, world, watcher, teacher, accept_changed_data)
+        if parts.config.head == "converge":
+            result = FrozenRun(parts, watcher, started).run()
+        else:
+            loop = Loop(parts, watcher, started)
+            found = resumed is not None and loop.resume(restart and not restarted)
+            if resumed is not None and not found:
+                watcher.note("there is no checkpoint: the run starts with its first step")
+            result = loop.run(resumed=found)
+        parts.loader.close()
         if world.first:
             write_json(result.out / "result.json", {k: v for k, v in result.to_dict().items() if k != "out"})
-            _draw(loop, result, watcher)
+            _draw(parts, result, watcher)
         return result
 
 
@@ -92,11 +97,10 @@ def _prepare(
     new: bool,
     world: World,
     watcher: Watcher,
-    started: float,
     teacher: nn.Module | None,
     accept: bool | None = None,  # changed data; None: whether it changed does not matter
-) -> Loop:
-    """The loop of a configuration; that of a new run is completed and written down first."""
+) -> Parts:
+    """The parts of a configuration; that of a new run is completed and written down first."""
     labelled = not config.task or TASKS[config.task].kind is not None
     data = open_data(config.data, watcher, target=config.target, classes_from=config.classes_from, labelled=labelled)
     if world.first and not new and accept is not None:
@@ -113,7 +117,7 @@ def _prepare(
     if new and world.first:
         _write_config(config, parts, reasons)  # first: from then on the folder is known as that of a run
         write_json(Path(config.out) / DATA, identity(data))
-    return Loop(parts, watcher, started)
+    return parts
 
 
 def _claim(config: TrainConfig, resume: bool) -> TrainConfig | None:
@@ -195,14 +199,14 @@ def _write_config(config: TrainConfig, parts: Parts, reasons: list[str]) -> None
     write_json(Path(config.out) / "config.json", about)
 
 
-def _draw(loop: Loop, result: Result, watcher: Watcher) -> None:
+def _draw(parts: Parts, result: Result, watcher: Watcher) -> None:
     """`curves.png`, and what pre-training shows, where matplotlib is installed."""
     out, section = result.out, curves_of(read_log(result.out))
     try:
         with styled():
             save_png(section.draw(), out / "curves.png", result.verdict or section.finding, section.alt)
-            if loop.parts.task.pretrains:
-                draw_pretraining(loop.parts, out, result.verdict)
+            if parts.task.pretrains:
+                draw_pretraining(parts, out, result.verdict)
     except MissingPackage as e:
         watcher.note(f"no curves.png: {e}")
 
@@ -214,7 +218,7 @@ def replay(folder: Path) -> list[str]:
     """Run a step whose loss was not finite again, layer by layer, and say where the first number went wrong."""
     config, state, batch = _read_replay(folder)
     config = config.replace(compile="no", shard=False)
-    loop = _prepare(config, False, worlds.join(config.device), Watcher(), 0.0, None)
+    loop = Loop(_prepare(config, False, worlds.join(config.device), Watcher(), None), Watcher(), 0.0)
     put_back(loop, state)
     model, wrong = loop.parts.model, []
 

@@ -1,0 +1,118 @@
+"""A head on a frozen backbone: features are computed once, and the head is trained on them to convergence.
+
+No epochs and no learning rate: the backbone sees every image once (every view of it, with augmentation), and
+`evaluation.linear` finds the best head for these features. The features are kept beside the run, under a name made of
+weights and data, so a run that was killed goes on where it was and ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+from pathlib import Path
+
+import torch
+
+from vitkit.checkpoints.native import save
+from vitkit.data import Loader
+from vitkit.data.identity import digest
+from vitkit.errors import TrainError
+from vitkit.evaluation.features import Features, features
+from vitkit.evaluation.linear import Linear, fit
+from vitkit.io import canonical
+from vitkit.training.log import Log
+from vitkit.training.loop import Result, Stopped, Watcher, stop_signals
+from vitkit.training.parts import Parts
+
+FOLDER = "features"
+
+
+class FrozenRun:
+    """What the loop is to other runs."""
+
+    def __init__(self, parts: Parts, watcher: Watcher, started: float) -> None:
+        self.parts, self.watcher, self.started, self.out = parts, watcher, started, Path(parts.config.out)
+        self.stop_asked = False
+        self.folder = self.out / FOLDER / self.key()
+
+    def run(self) -> Result:
+        config, task, watcher = self.parts.config, self.parts.task, self.watcher
+        for other in (self.out / FOLDER).glob("*"):
+            if other != self.folder:  # of other weights or other data
+                shutil.rmtree(other, ignore_errors=True)
+        with stop_signals(self):
+            known = [self.features(self.parts.loader, view) for view in range(config.views)]
+            loaders = (self.parts.validation, self.parts.test)
+            others = [None if loader is None else self.features(loader) for loader in loaders]
+            self.parts.loader.bad_files.record(*known[0].bad)
+            seconds = time.monotonic() - self.started
+            images = sum(len(f.indices) for f in (*known, *others) if f is not None)
+            watcher.note(f"features: {images:,} images seen once, after {seconds:.0f} s; now the head learns from them")
+            head = self.learn(known)
+            self.raise_if_stopped()
+        self.put_into_model(head)
+        found, tested = (self.metrics(head, f) for f in others)
+        self.write(head, found)
+        best = {"score": found.get(task.score.key, 0.0), "step": len(head.tried), **found}
+        lengths = len(head.tried), float(config.views), time.monotonic() - self.started
+        return Result(self.out, task.score, *lengths, found, best, tested, 0, len(self.parts.loader.bad_files))
+
+    def key(self) -> str:
+        """Weights below the head, how images are read and varied, and which they are."""
+        model, config = self.parts.model, self.parts.config
+        varied = vars(config.augment) if config.augment is not None else {}
+        about = {"model": model.config.to_dict(), "augment": varied, "seed": config.seed}
+        found = hashlib.blake2b(canonical(about).encode(), digest_size=8)
+        learning = {id(p) for p in self.parts.learning}
+        for name, tensor in model.named_parameters():
+            if id(tensor) not in learning:
+                found.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        for loader in filter(None, (self.parts.loader, self.parts.validation, self.parts.test)):
+            found.update(digest(loader.source, range(len(loader.source))).encode())
+        return found.hexdigest()
+
+    def features(self, loader: Loader, view: int = 0) -> Features:
+        """Of every sample of a split; of the training split as it is varied for this view."""
+        varied = loader.augment if self.parts.config.views > 1 else None
+        name = f"{loader.source.split}-{view}" if varied is not None else loader.source.split
+        about = (loader.source, self.watcher, self.folder / f"{name}.f32", varied, self.parts.config.seed, view)
+        return features(self.parts.model, *about, check=self.raise_if_stopped, workers=loader.workers)
+
+    def learn(self, known: list[Features]) -> Linear:
+        source = self.parts.loader.source
+        x = torch.cat([f.values for f in known]) if len(known) > 1 else known[0].values
+        labels = torch.cat([f.labels for f in known])
+        head = fit(self.parts.task, x, labels, source.groups[known[0].indices], self.parts.config.seed, self.watcher)
+        if not all(torch.isfinite(t).all() for t in (head.weight, head.bias)):
+            raise TrainError("some features are not finite numbers, and no head can learn from them; check --init")
+        score = self.parts.task.score
+        how = f"{head.folds}-fold cross-validation" if head.folds > 1 else "a fifth of train that was held out"
+        reached = f"{score.words} {score.text(head.chosen.score)} by {how}"
+        kind = "ridge regression" if self.parts.task.loss_name == "mse" else "logistic regression"
+        self.watcher.note(f"head: {kind}, strength {head.strength:.2g} chosen by {reached}")
+        return head
+
+    def put_into_model(self, head: Linear) -> None:
+        for part in self.parts.model.classifiers:  # two of them are averaged, as their features were
+            part.weight.data.copy_(head.weight)
+            part.bias.data.copy_(head.bias)
+        for name in ("best.safetensors", "model.safetensors"):  # one set of weights under both names
+            save(self.parts.model, self.out / name)
+
+    def metrics(self, head: Linear, found: Features | None) -> dict[str, float]:
+        return {} if found is None else self.parts.task.metrics(head(found.values), found.labels)
+
+    def write(self, head: Linear, validation: dict[str, float]) -> None:
+        """A line of the log for every strength that was tried, and one for the head."""
+        log, key, epoch = Log(self.out), self.parts.task.score.key, float(self.parts.config.views)
+        for step, tried in enumerate(head.tried, start=1):
+            line = {"step": step, "epoch": epoch, "loss": tried.loss, "strength": tried.strength}
+            log.write({**line, f"cross_validated_{key}": tried.score})
+        log.write({"step": len(head.tried), "epoch": epoch, **{f"val_{k}": v for k, v in validation.items()}})
+        log.close()
+
+    def raise_if_stopped(self) -> None:
+        if self.stop_asked:
+            again = f"vitkit train {self.parts.config.data} --out {self.out} --resume"
+            raise Stopped(f"stopped, all features so far are saved. Resume with: {again}")
