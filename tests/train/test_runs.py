@@ -322,3 +322,25 @@ def test_events_can_be_read_back(tmp_path: Path) -> None:
     assert b"brain.Event:2" in records[0]
     assert struct.pack("<f", 0.25) in records[1]
     assert b"loss" in records[1]
+
+
+def test_a_short_run_is_evaluated_a_few_times(short: dict) -> None:
+    """0.3 * 12 steps * 16 images / 32 validation images: one evaluation, at the end, and not twenty."""
+    vitkit.train(TrainConfig(**{**short, "evaluations": 20, "steps": 12}))
+    lines = read(Path(short["out"]) / "log.jsonl")
+    assert [line["step"] for line in lines if "val_top1" in line] == [12]
+
+
+def test_the_weights_that_are_kept_are_tested(short: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first evaluation is made the best: the test is of its weights, and not of the last ones."""
+    arrays = dict(np.load(short["data"]))
+    np.savez(tmp_path / "three.npz", **arrays, x_test=255 - arrays["x_val"], y_test=arrays["y_val"])
+    monkeypatch.setattr("vitkit.tasks.base.Metric.improves", lambda *_: False)
+    result = vitkit.train(TrainConfig(**{**short, "data": str(tmp_path / "three.npz")}))
+    assert result.best["step"] == 8
+    kept, last = (
+        vitkit.evaluate(Path(short["out"]) / f"{name}.safetensors", tmp_path / "three.npz", split="test").loss
+        for name in ("best", "model")
+    )
+    assert result.test["loss"] == pytest.approx(kept, rel=1e-5)
+    assert abs(kept - last) > 1e-3

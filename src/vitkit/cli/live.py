@@ -26,7 +26,14 @@ class View(Watcher):
         self.last = Rate(0.0, 0)
         self.speed = 0.0
         self.left = ""
+        self.heard = time.monotonic()
         self.first: tuple[float, float] | None = None  # seconds and progress at the first step
+
+    def update(self, what: str, done: float, total: float | None = None) -> None:
+        """A job beside the steps: now and then a line says how far it is."""
+        if total and done < total and time.monotonic() - self.heard > _EVERY:
+            self.heard = time.monotonic()
+            self.note(f"{done / total:4.0%}  {what}: {done:,.0f} of {total:,.0f}")
 
     def measure(self, progress: float, rate: Rate) -> None:
         start, at = self.first = self.first or (rate.seconds, progress)  # starting up is not counted

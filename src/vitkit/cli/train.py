@@ -114,11 +114,17 @@ def report(result: Result, data: str, as_json: bool) -> None:
         return opt.print_json(result.to_dict())
     splits = json.loads((result.out / "config.json").read_text(encoding="utf-8"))["splits"]
     counts = {"test": splits.get("test", 0), "validation": splits.get("val") or splits.get("test", 0)}
-    rows = []  # the score of the last and the best weights, and of the test split
-    for name, metrics in (("validation", result.validation), ("best", result.best), ("test", result.test)):
+    last = result.best.get("step") == result.steps  # then the best weights are the last ones
+    kept = f"step {result.best.get('step', result.steps):,}"
+    rows = []  # the score of the last weights, of those that are kept, and of these on the test split
+    for name, metrics, weights in (
+        ("validation", {} if last else result.validation, f"last weights, step {result.steps:,}"),
+        ("validation", result.best, f"kept weights, {kept}" + ("" if last else ", selected by validation")),
+        ("test", result.test, f"kept weights, {kept}"),
+    ):
         if result.score.key in metrics:
-            images = f" ({counts[name]:,} images)" if name in counts else ""
-            rows.append((f"{name} {result.score.words}{images}", result.score.text(metrics[result.score.key])))
+            what = f"{name} {result.score.words} ({weights}; {counts[name]:,} images)"
+            rows.append((what, result.score.text(metrics[result.score.key])))
     rows.append(("time", f"{result.seconds:.0f} s, {result.steps:,} steps, {result.epochs:.1f} epochs"))
     if result.bad_files:
         rows.append(("unreadable files", f"{result.bad_files}, listed in {result.out / 'bad-files.csv'}"))

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.checkpoints.load import load
 from vitkit.data import Batch, Loader, normalise
 from vitkit.data.keys import sample_keys
 from vitkit.errors import TrainError
@@ -34,6 +35,7 @@ from vitkit.training.optim import grown_size, rate
 from vitkit.training.parts import Parts
 
 EVALUATION_SHARE = 0.05  # of a budget may go into evaluation
+EVALUATED, FEW = 0.1, 3  # of the work of a run without a budget; evaluations that even a short run may have
 TELL = 2.0  # seconds; whoever watches hears something more often, when steps take long
 BAD_STEPS = 5  # so many losses in a row that are not finite end the run
 
@@ -156,7 +158,8 @@ class Loop:
             log.close()
         self.check_learned()
         save_model(self, self.out / "model.safetensors")
-        reached = (self.step, self.epoch, self.elapsed, self.validation, self.best, self.metrics(self.parts.test))
+        tested = self.metrics(self.parts.test, self.kept())
+        reached = (self.step, self.epoch, self.elapsed, self.validation, self.best, tested)
         kept = (self.skipped, len(self.parts.loader.bad_files), self.at_start, self.verdict())
         return Result(self.out, self.parts.task.score, *reached, *kept)
 
@@ -247,14 +250,15 @@ class Loop:
         finite = [x for x in self.window if math.isfinite(x)]
         line: Line = {"step": self.step, "epoch": self.epoch}
         line["loss"] = sum(finite) / len(finite) if finite else None
-        line["lr"] = self.parts.optimizers[0].param_groups[0]["lr"]
+        line["lr"] = max(self.parts.optimizers[0].param_groups, key=lambda group: group["factor"])["lr"]  # the head's
         if self.skipped:
             line["skipped"] = self.skipped
         if due:
             self.window.clear()
             log.write({**line})
         self.told = time.monotonic()
-        self.watcher.step(progress, line, Rate(self.elapsed, self.step * self.parts.loader.batch_size))
+        learning = self.elapsed - self.evaluation_total  # seconds: rates and the time left are without evaluation
+        self.watcher.step(progress, line, Rate(learning, self.step * self.parts.loader.batch_size))
 
     @property
     def epoch(self) -> float:
@@ -267,13 +271,25 @@ class Loop:
         """
         if self.config.budget and not self.evaluation_seconds and progress >= 0.1:
             return True
-        due = int(progress * self.config.evaluations + 1e-9)
+        due = int(progress * self.most_evaluations + 1e-9)
         return progress >= 1 or (due > self.evaluations_done and not self.too_much_evaluation)
+
+    @property
+    def most_evaluations(self) -> int:
+        """A few, or one for each epoch, and so few that they take about a tenth of the time; the same in every resume.
+
+        An image that is evaluated costs a third of one that is learned from.
+        """
+        most, config, validation = self.config.evaluations, self.config, self.parts.validation
+        if config.budget or validation is None:  # a budget is watched by the clock
+            return most
+        affordable = EVALUATED * 3 * config.steps * self.parts.loader.batch_size / max(1, len(validation.source))
+        return max(1, min(most, max(FEW, config.steps // len(self.parts.loader)), int(affordable)))
 
     def evaluate(self, log: Log | None) -> None:
         before, progress, metric = time.monotonic(), self.progress(), self.parts.task.score
         self.validation = self.metrics(self.parts.validation)
-        self.evaluations_done = max(self.evaluations_done + 1, int(progress * self.config.evaluations + 1e-9))
+        self.evaluations_done = max(self.evaluations_done + 1, int(progress * self.most_evaluations + 1e-9))
         score = self.validation.get(metric.key, 0.0)
         if not self.best or self.parts.task.pretrains or metric.improves(score, self.best["score"]):
             self.best = {"score": score, "step": self.step, **self.validation}
@@ -294,10 +310,18 @@ class Loop:
         """Whether it works, in words, where the task can tell."""
         return self.parts.task.verdict(self.at_start, self.validation) if self.at_start else ""
 
-    def metrics(self, loader: Loader | None) -> dict[str, float]:
-        """Of the weights that are kept; none without images to evaluate on."""
-        found = quick(self.parts.evaluated, loader, self.world.device, self.parts.task) if loader is not None else {}
+    def metrics(self, loader: Loader | None, model: nn.Module | None = None) -> dict[str, float]:
+        """Of the weights as they are now, or of `model`; none without images to evaluate on."""
+        model = self.parts.evaluated if model is None else model
+        found = quick(model, loader, self.world.device, self.parts.task) if loader is not None else {}
         return {k: v for k, v in found.items() if k != "samples"}
+
+    def kept(self) -> nn.Module | None:
+        """The weights of best.safetensors; None when they are those of now, or too large for one process."""
+        self.world.wait()
+        if self.best.get("step") == self.step or self.config.shard or self.parts.test is None:
+            return None
+        return load(str(self.out / "best.safetensors"))
 
     def save(self, background: bool) -> None:
         """The whole state of the run; from then on it can be resumed from here."""
