@@ -92,5 +92,5 @@ def write_hits(index: Index, hits: list[Hit], out: Path, title: str) -> None:
     tiles = [Tile(source.image(h.row, 3), f"{h.score:.3f} {h.label}") for h in hits]
     lines = [Row("" if n else "nearest first", "", tiles[n : n + _COLUMNS]) for n in range(0, len(tiles), _COLUMNS)]
     with replacing(out) as file:
-        draw(lines, title, f"{index.about['features']} of {index.about['model']}", _COLUMNS).save(file, "PNG")
+        draw(lines, title, f"features by {index.about['model']}", _COLUMNS).save(file, "PNG")
     return None
