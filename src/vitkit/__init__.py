@@ -1,7 +1,8 @@
 """vitkit: the Vision Transformer, faithful, unbreakable, visible.
 
     import vitkit
-    model = vitkit.create("vit-b/16", classes=10)
+    run = vitkit.train("photos/", budget="5m")
+    run.model.predict("cat.jpg")
 
 The names of `__all__` are the public interface; every other module may change without notice. They are looked
 up when they are first used, so that `import vitkit` does not import torch.
@@ -26,6 +27,7 @@ _PUBLIC = {
     "vitkit.model.vit": ("ViT",),
     "vitkit.model.stem": ("ResNet",),
     "vitkit.model.config": ("ViTConfig", "ResNetConfig", "ConvStemConfig", "StemConfig", "Preprocessing"),
+    "vitkit.prediction.predicted": ("Prediction", "Predictions"),
     "vitkit.training.config": ("TrainConfig",),
     "vitkit.errors": ("VitkitError",),
 }
@@ -34,7 +36,8 @@ __all__ = ["__version__", "create", "load", "save", "open_data", "Dataset"]  # n
 __all__ += ["train", "pretrain", "evaluate", "predict", "embed", "explain", "export"]  # noqa: RUF022
 __all__ += ["index", "open_index", "summarize"]
 __all__ += ["VisionModel", "Outputs", "ViT", "ResNet", "ViTConfig", "ResNetConfig"]  # noqa: RUF022
-__all__ += ["ConvStemConfig", "StemConfig", "Preprocessing", "TrainConfig", "VitkitError"]  # noqa: RUF022
+__all__ += ["Prediction", "Predictions", "VitkitError"]
+__all__ += ["ConvStemConfig", "StemConfig", "Preprocessing", "TrainConfig"]  # noqa: RUF022
 
 if TYPE_CHECKING:
     from vitkit.api import embed, evaluate, explain, export, index, predict, pretrain, train
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from vitkit.model.stem import ResNet
     from vitkit.model.summary import summarize
     from vitkit.model.vit import ViT
+    from vitkit.prediction.predicted import Prediction, Predictions
     from vitkit.training.config import TrainConfig
 
 

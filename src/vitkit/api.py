@@ -2,12 +2,14 @@
 
 A model is what `vitkit.load` and `vitkit.create` return, or whatever `load` takes: a file, a run directory,
 hf:owner/name, timm:name, a name of the zoo. `options` are those of `load`: image_size, classes, heads and so on;
-they need a name or a path, for a model that is loaded has them already.
+they need a name or a path, for a model that is loaded has them already. `progress` is shown in a notebook and on a
+terminal; `progress=vitkit.progress.SILENT` shows none. Results show themselves in a notebook and to `rich.print`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from vitkit.checkpoints.options import ModelOptions
 from vitkit.curation import Index, build_index
 from vitkit.data import Source
 from vitkit.data.dataset import Dataset
+from vitkit.data.given import GivenImages, is_one
 from vitkit.errors import ConfigError, did_you_mean
 from vitkit.evaluation.run import evaluate as run_evaluation
 from vitkit.explanation.build import Report, build_report, make_subject
@@ -23,8 +26,9 @@ from vitkit.explanation.table import choose
 from vitkit.model.base import VisionModel
 from vitkit.prediction import open_inputs, open_model, stream
 from vitkit.prediction.opened import load_for
-from vitkit.prediction.tables import Row, features_of
-from vitkit.progress import SILENT, Progress
+from vitkit.prediction.predicted import Predictions, predictions
+from vitkit.prediction.tables import features_of
+from vitkit.progress import SILENT, Progress, progress_here
 from vitkit.runtime.export import Export
 from vitkit.runtime.export import export as write_export
 from vitkit.runtime.table import need_format
@@ -33,11 +37,11 @@ from vitkit.tasks.match import map_classes
 from vitkit.tasks.result import Evaluation
 from vitkit.tasks.table import check_method
 from vitkit.training.config import TrainConfig, free_folder, parse_duration
+from vitkit.training.live import view_here
 from vitkit.training.loop import Result, Watcher
 from vitkit.training.run import train as run_training
 
 Loadable = VisionModel | str | Path
-Images = str | Path | Sequence[str | Path]
 
 
 def train(
@@ -56,11 +60,11 @@ def train(
     resume    resume the run in the folder `out`
     restart   start the run in the folder `out` again at its first step; its checkpoints are kept aside
     accept_changed_data  resume although the data set is not what it was
-    watcher   is called at every step and evaluation
+    watcher   is called at every step and evaluation; None: shown in a notebook and on a terminal
     teacher   a model to distil from
     settings  the fields of `TrainConfig`: model, init, out, epochs, steps, budget, batch_size, lr, ...
 
-    The run is in `result.out`: `vitkit.load(result.out)` is its best model.
+    The run is in `run.out`; `run.model` is its best model: `run.model.predict("cat.jpg")`.
     """
     if isinstance(data, TrainConfig):
         config = data.replace(**settings)
@@ -72,14 +76,10 @@ def train(
             settings["budget"] = parse_duration(budget)
         settings["out"] = str(settings.get("out") or free_folder(str(data)))
         config = TrainConfig(data=str(data), **settings)  # type: ignore[arg-type]  # it checks its fields
-    return run_training(
-        config,
-        resume=resume,
-        restart=restart,
-        accept_changed_data=accept_changed_data,
-        watcher=watcher,
-        teacher=teacher,
-    )
+    how = {"resume": resume, "restart": restart, "accept_changed_data": accept_changed_data}
+    view = view_here() if watcher is None else None
+    with nullcontext() if view is None else view.shown:
+        return run_training(config, **how, watcher=view or watcher, teacher=teacher)
 
 
 def pretrain(
@@ -116,7 +116,7 @@ def evaluate(
     batch_size: int | None = None,
     workers: int = 0,
     device: str | None = None,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
     **options: object,
 ) -> Evaluation:
     """Measure a model on a data set, with the model's own preprocessing; `.metrics` has the numbers.
@@ -125,18 +125,19 @@ def evaluate(
     classes_from  which folders are the classes, as in `open_data`
     class_map     what the data's classes are called in the model, where that differs: {"zero": "0"}
     """
-    loaded = load_for(model, "eager", device, _options(model, options), progress)
-    if not isinstance(data, Source):
-        dataset = data if isinstance(data, Dataset) else open_data_for(loaded, data, progress, classes_from)
-        data = dataset.split(split) if split else dataset.evaluation()
-    if class_map:
-        data = map_classes(loaded, data, class_map)
-    return run_evaluation(loaded, data, batch_size=batch_size, workers=workers, progress=progress)
+    with progress_here(progress) as shown:
+        loaded = load_for(model, "eager", device, _options(model, options), shown)
+        if not isinstance(data, Source):
+            dataset = data if isinstance(data, Dataset) else open_data_for(loaded, data, shown, classes_from)
+            data = dataset.split(split) if split else dataset.evaluation()
+        if class_map:
+            data = map_classes(loaded, data, class_map)
+        return run_evaluation(loaded, data, batch_size=batch_size, workers=workers, progress=shown)
 
 
 def predict(
     model: Loadable,
-    images: Images,
+    images: GivenImages,
     *,
     top: int = 5,
     split: str | None = None,
@@ -146,20 +147,24 @@ def predict(
     device: str | None = None,
     trust: str | None = None,
     **options: object,
-) -> list[Row]:
-    """A row per image: "path", "class", "probability", "class_2" ... or the values by name; "error" says why not.
+) -> Predictions:
+    """A `Prediction` per image: `.label`, `.probability`, `.top(5)`, or `.value`; `.error` says why not.
 
     model   also a file that `export` has written
-    images  files, folders of images, or data sets (all of it, or its `split`)
+    images  files, folders, data sets (all of it, or its `split`), URLs, bytes, Pillow images, arrays, tensors; or a
+            list of these
+    top     classes in the row that a prediction also is: p["class"], p["probability"], p["class_2"] ...
     trust   the SHA-256 of a .pt2 file, which may run code when it is opened
     """
     opened = open_model(model, runtime, merge, device, _options(model, options), top=top, trust=trust)
-    return list(stream(opened, open_inputs(_paths(images), split), batch_size))
+    found = Predictions(predictions(opened, open_inputs(images, split), batch_size))
+    found.one = is_one(images)
+    return found
 
 
 def embed(
     model: Loadable,
-    images: Images,
+    images: GivenImages,
     *,
     features: str = "",
     split: str | None = None,
@@ -174,14 +179,14 @@ def embed(
     features  cls, mean or tokens (every patch); "": what the model's head reads
     """
     opened = open_model(model, runtime, merge, device, _options(model, options), features=features)
-    found = [features_of(row) for row in stream(opened, open_inputs(_paths(images), split), batch_size)]
+    found = [features_of(row) for row in stream(opened, open_inputs(images, split), batch_size)]
     shape = next((array.shape for array in found if array is not None), (0,))
     return np.stack([np.full(shape, np.nan) if array is None else array for array in found]).astype(np.float32)
 
 
 def explain(
     model: Loadable,
-    images: Images = (),
+    images: GivenImages = (),
     *,
     data: str | None = None,
     out: str | Path = "explained",
@@ -193,12 +198,12 @@ def explain(
     samples: int = 200,
     device: str | None = None,
     class_map: Mapping[str, str] | None = None,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
     **options: object,
 ) -> Report:
     """Draw what a Vision Transformer has learned; `report.page` is the page, figures and arrays are beside it.
 
-    images   files or folders, looked at one by one: the first `most` of them
+    images   files, folders or what else `predict` takes, looked at one by one: the first `most` of them
     data     a data set for statistics and, with labels, accuracy: `samples` of its images
     only     names of figures, such as "attention"; None: all that this model and these images allow
     classes  to explain, by name or index; (): the likeliest two of each image
@@ -209,7 +214,8 @@ def explain(
     choose(only)  # a misspelt figure is an error before anything long is done
     wanted = _options(model, options)
     subject = make_subject(model, images, data, classes, query, run, wanted, most, samples, device, class_map)
-    return build_report(subject, Path(out), only, progress)
+    with progress_here(progress) as shown:
+        return build_report(subject, Path(out), only, shown)
 
 
 def export(
@@ -220,7 +226,7 @@ def export(
     int8: bool = False,
     merge: int = 0,
     raw: bool = False,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
     **options: object,
 ) -> Export:
     """Write a model as .onnx, .xml (OpenVINO) or .pt2 (torch.export), kept only if it agrees with the model.
@@ -229,9 +235,10 @@ def export(
     int8  8-bit matrix products; `merge` tokens per block; `raw` takes pixels and does the preprocessing itself
     """
     to = need_format(path)
-    loaded = load_for(model, "eager", "cpu", _options(model, options), progress)
-    source = None if data is None else open_data_for(loaded, data, progress).evaluation()
-    return write_export(loaded, to, path, source, int8, merge, raw, progress=progress)
+    with progress_here(progress) as shown:
+        loaded = load_for(model, "eager", "cpu", _options(model, options), shown)
+        source = None if data is None else open_data_for(loaded, data, shown).evaluation()
+        return write_export(loaded, to, path, source, int8, merge, raw, progress=shown)
 
 
 def index(
@@ -257,7 +264,3 @@ def _options(model: Loadable, options: dict[str, object]) -> ModelOptions | None
     if isinstance(model, VisionModel) and options:
         raise ConfigError(f"the model is loaded already; give {', '.join(options)} to vitkit.load")
     return ModelOptions.of(**options) if options else None
-
-
-def _paths(images: Images) -> list[str]:
-    return [str(images)] if isinstance(images, str | Path) else [str(image) for image in images]

@@ -90,7 +90,7 @@ def test_token_states_are_those_of_the_model() -> None:
     with torch.no_grad():
         last = model.norm(torch.from_numpy(states[:, -1]).flatten(1, 2))
         torch.testing.assert_close(last, model.tokens(images)[:, 2:])
-        torch.testing.assert_close(torch.from_numpy(states[:, 0]).flatten(1, 2), model.embed(images)[0][:, 2:])
+        torch.testing.assert_close(torch.from_numpy(states[:, 0]).flatten(1, 2), model.embedded(images)[0][:, 2:])
     np.testing.assert_array_equal(token_states(model, images, [-1])[:, 0], states[:, -1])
     with pytest.raises(InputError, match="no state 3"):
         token_states(model, images, [3])

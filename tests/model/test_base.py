@@ -34,7 +34,7 @@ def model_of(**changes: object) -> vitkit.ViT:
 
 def by_hand(model: vitkit.ViT, images: Tensor) -> list[Tensor]:
     """The states after every block, with the block written out."""
-    x, place = model.embed(images)
+    x, place = model.embedded(images)
     states = []
     for block in model.encoder.blocks:
         bias = None if block.relative is None else block.relative(place.grid)

@@ -58,7 +58,7 @@ def test_relevance_runs_the_blocks_that_the_model_runs(kind: str) -> None:
     """Block by block, with the place that each gets, the states are those of the model."""
     model, images = small(kind), torch.randn(1, 3, 24, 32)
     with torch.no_grad():
-        x, place = model.embed(images)
+        x, place = model.embedded(images)
         for i, block in enumerate(model.encoder.blocks):
             x = block(x, place.at(i))
         torch.testing.assert_close(model.norm(x), model.tokens(images))

@@ -47,7 +47,7 @@ def test_a_new_position_encoding_is_a_class_and_two_rows(monkeypatch: pytest.Mon
     assert model.positions.slope.std() > 0  # initialised with the rest
     assert ViTConfig.from_json(model.config.to_json()) == model.config
     images = torch.zeros(1, 3, 48, 32)
-    embedded = model.embed(images)[0][0, 1:].unflatten(0, (6, 4))
+    embedded = model.embedded(images)[0][0, 1:].unflatten(0, (6, 4))
     torch.testing.assert_close(embedded[5, 2] - embedded[0, 2], 5 * model.positions.slope)
     model.merge = 2
     assert model(images).shape == (1, 32)

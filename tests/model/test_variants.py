@@ -78,7 +78,7 @@ def test_images_are_cut_as_a_convolution_cuts_them() -> None:
     model = model_of("cut")
     images, part = images_of(model), model.patches
     expected = F.conv2d(images, part.weight, part.bias, stride=8).flatten(2).mT
-    torch.testing.assert_close(model.embed(images)[0][:, 3:], expected + model.positions.learned[3:])
+    torch.testing.assert_close(model.embedded(images)[0][:, 3:], expected + model.positions.learned[3:])
     assert torch.equal(model(images), model(images[..., :32, :32]))
     with pytest.raises(InputError, match="not divided"):
         model(images[..., :5, :])
@@ -99,7 +99,7 @@ def test_three_dropouts_apart() -> None:
     model = model_of(dropout=0.1, embedding_dropout=0.0, mlp_dropout=0.3)
     block = model.encoder.blocks[0]
     assert (model.config.embedding_rate, block.dropout, block.mlp.dropout) == (0.0, 0.1, 0.3)
-    assert torch.equal(model.train().embed(images_of(model))[0], model.eval().embed(images_of(model))[0])
+    assert torch.equal(model.train().embedded(images_of(model))[0], model.eval().embedded(images_of(model))[0])
     assert BASE.replace(dropout=0.2).mlp_rate == BASE.replace(dropout=0.2).embedding_rate == 0.2
 
 
@@ -123,8 +123,8 @@ def test_all_paths_agree(kind: str) -> None:
     assert [w.shape for w in seen] == [(2, config.all_heads, config.tokens, config.tokens)] * 3
     torch.testing.assert_close(seen[0].sum(-1), torch.ones_like(seen[0][..., 0]))
     first, last = model.features(images, [0, 2])
-    place = model.embed(images)[1]
-    torch.testing.assert_close(first, model.encoder.blocks[0](model.embed(images)[0], place))
+    place = model.embedded(images)[1]
+    torch.testing.assert_close(first, model.encoder.blocks[0](model.embedded(images)[0], place))
     torch.testing.assert_close(model.tokens(images), last if model.norm is None else model.norm(last))
     assert model.features(images, grid=True)[0].shape == (2, 32, *config.grid)
     with torch.autocast("cpu", torch.bfloat16):

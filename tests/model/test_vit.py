@@ -89,7 +89,7 @@ def test_tokens_come_class_distillation_registers_patches() -> None:
         model.distillation_token.fill_(2.0)
         model.registers.fill_(3.0)
         model.positions.learned.zero_()
-        embedded, place = model.embed(IMAGES)
+        embedded, place = model.embedded(IMAGES)
     assert embedded[0, :5, 0].tolist() == [1, 2, 3, 3, 3]
     torch.testing.assert_close(embedded[:, 5:], model.patches(IMAGES)[0])
     assert place.grid == (4, 4)

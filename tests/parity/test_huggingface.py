@@ -163,7 +163,7 @@ def test_features() -> None:
     images = images_for(config)
     with torch.inference_mode():
         expected = theirs.vit(images, output_hidden_states=True).hidden_states
-        assert_close(ours.embed(images)[0], expected[0])
+        assert_close(ours.embedded(images)[0], expected[0])
         for layer, state in enumerate(ours.features(images, range(config.depth))):
             assert_close(state, expected[layer + 1])
 

@@ -66,7 +66,7 @@ def test_detaching_changes_gradients_and_no_value(images: Tensor) -> None:
 def test_the_scale_after_the_softmax(images: Tensor) -> None:
     """Against the formula of the articles, written out for one layer."""
     ours, wrong = pair("scale-after", depth=1)
-    x, _ = ours.embed(images)
+    x, _ = ours.embedded(images)
     block = wrong.encoder.blocks[0]
     y = block.norm1(x)
     q, k, v = block.attention.qkv(y).unflatten(-1, (3, 4, 12)).permute(2, 0, 3, 1, 4)

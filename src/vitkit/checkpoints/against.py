@@ -132,7 +132,7 @@ def compare(peer: Peer, ours: ViT, theirs: nn.Module, size: Size) -> Iterator[Di
     images = torch.randn(IMAGES, ours.config.channels, *size, generator=torch.Generator().manual_seed(0)).double()
     depth = ours.config.depth
     states, output = _watched(theirs, depth, lambda: peer.call(theirs, images))
-    mine = [ours.embed(images)[0], *ours.features(images, range(depth))]
+    mine = [ours.embedded(images)[0], *ours.features(images, range(depth))]
     if not states:
         raise CheckpointError(f"{peer.package}'s model has no {depth} blocks in a row; is it the same architecture?")
     names = ["embedding", *(f"block {i}" for i in range(depth))]

@@ -94,13 +94,10 @@ def watch(
     restart: bool = False,
     accept: bool = False,
 ) -> Result:
-    from rich.console import Console
-
-    from vitkit.cli.live import LiveView, PlainView, View
+    from vitkit.training.live import PlainView, View, view_here
     from vitkit.training.run import train as run
 
-    console = Console(stderr=True)
-    view = View() if quiet else LiveView(console) if console.is_terminal else PlainView()
+    view = View() if quiet else view_here(otherwise=PlainView)
     with view.shown:
         return run(config, resume=resume, restart=restart, accept_changed_data=accept, watcher=view, started=started)
 
@@ -114,17 +111,10 @@ def report(result: Result, data: str, as_json: bool) -> None:
         return opt.print_json(result.to_dict())
     splits = json.loads((result.out / "config.json").read_text(encoding="utf-8"))["splits"]
     counts = {"test": splits.get("test", 0), "validation": splits.get("val") or splits.get("test", 0)}
-    last = result.best.get("step") == result.steps  # then the best weights are the last ones
-    kept = f"step {result.best.get('step', result.steps):,}"
-    rows = []  # the score of the last weights, of those that are kept, and of these on the test split
-    for name, metrics, weights in (
-        ("validation", {} if last else result.validation, f"last weights, step {result.steps:,}"),
-        ("validation", result.best, f"kept weights, {kept}" + ("" if last else ", selected by validation")),
-        ("test", result.test, f"kept weights, {kept}"),
-    ):
-        if result.score.key in metrics:
-            what = f"{name} {result.score.words} ({weights}; {counts[name]:,} images)"
-            rows.append((what, result.score.text(metrics[result.score.key])))
+    rows = []
+    for name, weights, value in result.scores():
+        what = f"{name} {result.score.words} ({weights}; {counts[name]:,} images)"
+        rows.append((what, result.score.text(value)))
     rows.append(("time", f"{result.seconds:.0f} s, {result.steps:,} steps, {result.epochs:.1f} epochs"))
     if result.bad_files:
         rows.append(("unreadable files", f"{result.bad_files}, listed in {result.out / 'bad-files.csv'}"))

@@ -66,8 +66,21 @@ def decode(data: bytes | str | Path, channels: int = 3, needed: Needed | None = 
             # Pillow keeps four bytes a pixel: let the decoder write them as such
             image.tile[:] = [(codec, box, at, ("RGBX", *how[1:])) for codec, box, at, how in image.tile]  # type: ignore
         image.load()
-        upright = _UPRIGHT.get(_orientation(image))
-        return to_channels(image.transpose(upright) if upright is not None else image, channels)
+        return _turned(image, channels)
+
+
+def upright(image: Image.Image, channels: int = 3) -> Image.Image:
+    """An image that Pillow has opened already, as `decode` gives it. Raises `BadImage`."""
+    try:
+        image.load()
+        return _turned(image, channels)
+    except Exception as e:  # Pillow opens lazily: the file may be damaged, or gone
+        raise BadImage(_reason(e, b"")) from e
+
+
+def _turned(image: Image.Image, channels: int) -> Image.Image:
+    turn = _UPRIGHT.get(_orientation(image))
+    return to_channels(image.transpose(turn) if turn is not None else image, channels)
 
 
 class Header(NamedTuple):

@@ -19,6 +19,8 @@ import numpy as np
 
 from vitkit.checkpoints.load import load
 from vitkit.checkpoints.options import ModelOptions
+from vitkit.data.given import GivenImages
+from vitkit.display import Part, Shown
 from vitkit.errors import InputError, VitkitError, printable
 from vitkit.explanation.inside import as_vit, check_patch
 from vitkit.explanation.subject import LeftOut, Section, Subject, load_images, sample_data
@@ -35,7 +37,7 @@ WARNING = '<div class="warning" role="note">{}</div>'
 
 def make_subject(
     model: str | Path | VisionModel,
-    images: str | Path | Sequence[str | Path] = (),
+    images: GivenImages = (),
     data: str | None = None,
     classes: Sequence[str] = (),
     query: str | None = None,
@@ -50,8 +52,7 @@ def make_subject(
     vit = as_vit(model if isinstance(model, VisionModel) else load(model, options=options))
     vit.to(resolve_device(device))
     name = type(vit).__name__ if isinstance(model, VisionModel) else str(model)
-    paths = [images] if isinstance(images, str | Path) else images
-    given = load_images(paths, vit.config)
+    given = load_images(images, vit.config)
     sample = sample_data(data, vit, samples, class_map) if data else given
     names = vit.class_names or sample.class_names
     warnings = [f"{line[:1].upper()}{line[1:].rstrip('.')}" for line in vit.load_report]
@@ -88,7 +89,7 @@ def _patch(query: str | None, grid: Size) -> Size | None:
 
 
 @dataclass
-class Report:
+class Report(Shown):
     out: Path
     sections: list[Section] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)  # name and reason
@@ -113,6 +114,10 @@ class Report:
         for name, reason in self.left_out:
             found.setdefault(reason, []).append(name)
         return found
+
+    def parts(self) -> Iterable[Part]:
+        yield from (f"{section.heading}: {section.finding}" for section in self.sections)
+        yield f"open {self.page}"
 
     def _repr_html_(self) -> str:
         """In a notebook: the page, in a frame, for its style is its own."""

@@ -97,7 +97,7 @@ def readouts(model: ViT, images: Tensor) -> Tensor:
 
 def states(model: ViT, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
     """B T D each: after so many blocks, in rising order; 0 is before the first."""
-    first = [model.embed(images)[0]] if 0 in depths else []
+    first = [model.embedded(images)[0]] if 0 in depths else []
     layers = [depth - 1 for depth in depths if depth]
     return first + model.features(images, layers) if layers else first
 

@@ -65,7 +65,7 @@ def _sweep(model: ViT, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]
     with torch.no_grad():
         before = states(model, images, range(model.config.depth + 1))
         start = readout(model, images)  # B T
-        place = model.embed(images)[1]
+        place = model.embedded(images)[1]
     flowing, rows, cam = _from_head(model, before.pop(), classes, start)  # K B T D, K B T, K B T
     cams = []
     for i, block in reversed(list(enumerate(model.encoder.blocks))):

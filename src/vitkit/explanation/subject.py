@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitkit.data.decode import BadImage
+from vitkit.data.given import GivenImages, OneImage, is_url, listed, open_inputs
 from vitkit.data.loader import ImageBatches
 from vitkit.data.preprocess import normalise, read_image
 from vitkit.data.sources import open_data
@@ -57,21 +58,34 @@ class Images:
         return [enlarged(image) for image in rgb]
 
 
-def load_images(paths: Sequence[str | Path], config: ViTConfig) -> Images:
-    """Read image files for this model. Folders give the images in them; what cannot be read is listed."""
-    names, read, skipped = [], [], []
-    given = [Path(p) for p in paths]
-    for path in (f for p in given for f in (sorted(filter(Path.is_file, p.glob("[!.]*"))) if p.is_dir() else [p])):
+def load_images(given: GivenImages, config: ViTConfig) -> Images:
+    """Read images for this model. Folders give the files in them; what cannot be read is listed."""
+    names, read, skipped, items = [], [], [], [one for item in listed(given) for one in _files(item)]
+    for item in items:
+        handed = None if isinstance(item, Path) else open_inputs(item)
+        name = str(item) if handed is None else handed.where(0)
         try:
-            read.append(read_image(path, config.preprocessing, config.channels))
-            names.append(path.name)
+            if handed is None:
+                read.append(read_image(name, config.preprocessing, config.channels))
+            else:
+                read.append(handed.pixels_of(0, config.preprocessing, config.channels))
+            names.append(Path(name).name)
         except BadImage as e:
-            skipped.append((str(path), e.reason if path.exists() else "there is no such file"))
-    if given and not read:
+            there = not isinstance(item, Path) or item.exists()
+            skipped.append((name, e.reason if there else "there is no such file"))
+    if items and not read:
         first = f": {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
         raise DataError(f"none of the images given can be read{first}; give others")
     pixels = torch.stack(read) if read else torch.empty((0, config.channels, *config.image_size), dtype=torch.uint8)
     return Images(names, pixels, normalise(pixels, config.preprocessing), skipped=skipped)
+
+
+def _files(item: OneImage) -> list[OneImage]:
+    """The files of a folder; paths and what is no path as they are."""
+    if not isinstance(item, str | Path) or is_url(item):
+        return [item]
+    path = Path(item)
+    return [*sorted(filter(Path.is_file, path.glob("[!.]*")))] if path.is_dir() else [path]
 
 
 def sample_data(data: str, model: ViT, count: int = 200, class_map: Mapping[str, str] | None = None) -> Images:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+import vitkit  # for the public functions that a model offers as methods; each is looked up when it is called
 from vitkit.errors import ConfigError, InputError, as_text, did_you_mean
 from vitkit.model.config import AnyConfig
 from vitkit.model.jsonable import Jsonable
@@ -158,3 +160,18 @@ class VisionModel(Part):
         tokens have no norm, and the states stay as they are. Images of any size that the patches divide; with
         `pad` of any size. Nothing behind the deepest of `layers` is computed.
         """
+
+    # --- the public functions, as methods of a model; vitkit/__init__.py knows where they are --------------
+
+    def predict(self, images: object, **options: object) -> vitkit.Prediction | vitkit.Predictions:
+        """What is on an image (path, URL, bytes, Pillow, NumPy, tensor), or on each of a list, batch, folder or set.
+
+        One image gives one `Prediction` with `.label`, `.probability` and `.top(5)`; several give a list of them. The
+        options are those of `vitkit.predict`.
+        """
+        found = vitkit.predict(self, images, **options)  # type: ignore[arg-type]  # it checks what it is given
+        return found[0] if found.one else found
+
+    def embed(self, images: object, **options: object) -> np.ndarray:
+        """The features of images, a row for each; images and options as in `vitkit.embed`."""
+        return vitkit.embed(self, images, **options)  # type: ignore[arg-type]

@@ -59,19 +59,19 @@ class ViT(VisionModel):
         `on_weights` is called with the attention weights (B heads tokens tokens) of each of `layers`
         (all when None; negative counts from the end), in order of depth. All other layers stay fused.
         """
-        return self.head(self.encode(*self.embed(images, pad), on_weights, layers, self.head.tokens_read))
+        return self.head(self.encode(*self.embedded(images, pad), on_weights, layers, self.head.tokens_read))
 
     def tokens(self, images: Tensor, on_weights: OnWeights = None, layers: Layers = None, pad: bool = False) -> Tensor:
         """B C H W -> B (P + N) D after the final norm: class, distillation, registers, then patches row by row."""
-        return self.encode(*self.embed(images, pad), on_weights, layers)
+        return self.encode(*self.embedded(images, pad), on_weights, layers)
 
     def pooled(self, images: Tensor, pad: bool = False) -> Tensor:
-        return self.head.pooled(self.encode(*self.embed(images, pad), only=self.head.tokens_read))
+        return self.head.pooled(self.encode(*self.embedded(images, pad), only=self.head.tokens_read))
 
     def features(
         self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = False, grid: bool = False, pad: bool = False
     ) -> list[Tensor]:
-        x, place = self.embed(images, pad)
+        x, place = self.embedded(images, pad)
         wanted = layer_numbers(layers, self.config.depth)
         kept = dict.fromkeys(wanted, x)
         if kept:
@@ -79,7 +79,7 @@ class ViT(VisionModel):
         states = [self.norm(kept[i]) if norm and self.norm is not None else kept[i] for i in wanted]
         return [s[:, self.config.prefix_tokens :].mT.unflatten(-1, place.grid) for s in states] if grid else states
 
-    def embed(self, images: Tensor, pad: bool = False, on_patches: OnPatches | None = None) -> tuple[Tensor, Place]:
+    def embedded(self, images: Tensor, pad: bool = False, on_patches: OnPatches | None = None) -> tuple[Tensor, Place]:
         """B C H W -> what the first block sees, B (P + N) D, and where the tokens are.
 
         `on_patches` may change the patch embeddings, B N D, before positions are added: to hide some of them.
@@ -107,7 +107,7 @@ class ViT(VisionModel):
         only: int | None = None,
         kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """What `embed` gives -> B (P + N) D after the final norm, or B only D; `kept` is as in `Encoder.forward`."""
+        """What `embedded` gives -> B (P + N) D after the final norm, or B only D; `kept` is as in `Encoder.forward`."""
         looked_at = () if on_weights is None else layer_numbers(layers, self.config.depth)
         merge, recompute = (0, self.gradient_checkpointing) if self.training else (self.merge, False)
         x = self.encoder(x, place, on_weights, looked_at, only, kept, merge, recompute)

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from vitkit.data import BadFile, ImageBatches, Source, normalise
+from vitkit.data.given import Joined
 from vitkit.data.identity import containers, digest
 from vitkit.data.loader import ReadImages
 from vitkit.errors import DataError, as_text
@@ -37,7 +38,7 @@ from vitkit.io import (
     write_text,
 )
 from vitkit.locks import only_one
-from vitkit.prediction.opened import Joined, Opened
+from vitkit.prediction.opened import Opened
 from vitkit.prediction.tables import Row, check_format, features_of, write_table
 from vitkit.progress import SILENT, Progress
 from vitkit.world import World
@@ -56,7 +57,7 @@ class Done:
 
 def stream(opened: Opened, source: Source, batch_size: int | None = None) -> Iterator[Row]:
     """Row after row of a source, for whoever wants no file."""
-    batches = _cut(range(len(source)), batch_size or _batch_size(opened))
+    batches = cut(range(len(source)), batch_size or batch_size_for(opened))
     for read in ImageBatches(source, opened.config).batches(batches):
         yield from _rows(opened, source, read)
 
@@ -92,13 +93,13 @@ def run_job(
     return Done(len(source), bad, time.monotonic() - start)
 
 
-def _batch_size(opened: Opened) -> int:
+def batch_size_for(opened: Opened) -> int:
     """What `vitkit tune` chose, or by the size of the images."""
     height, width = opened.config.preprocessing.size
     return opened.runtime.batch_size or min(256, max(8, _PIXELS_AT_ONCE // (height * width)))
 
 
-def _cut(numbers: range, size: int) -> list[range]:
+def cut(numbers: range, size: int) -> list[range]:
     return [numbers[low : low + size] for low in range(0, len(numbers), size)]
 
 
@@ -116,9 +117,9 @@ class Job:
 
     def __init__(self, opened: Opened, source: Source, out: Path, batch_size: int | None = None) -> None:
         self.opened, self.source, self.out = opened, source, out
-        size = self.size = batch_size or _batch_size(opened)
+        size = self.size = batch_size or batch_size_for(opened)
         self.folder = out.with_name(f"{out.name}.parts")
-        self.pieces = _cut(range(len(source)), _BATCHES * size)
+        self.pieces = cut(range(len(source)), _BATCHES * size)
         parts = source.parts if isinstance(source, Joined) else [source]
         data = [(digest(part, range(len(part))), containers(part)) for part in parts]
         about = {**opened.about, "batch_size": size, "pictures": len(source), "data": sha256(canonical(data).encode())}
@@ -178,11 +179,11 @@ class Job:
         todo = [n for n in mine if not self._is_done(n)]
         total = sum(len(self.pieces[n]) for n in mine)
         done = total - sum(len(self.pieces[n]) for n in todo)
-        wanted = (numbers for n in todo for numbers in _cut(self.pieces[n], self.size))
+        wanted = (numbers for n in todo for numbers in cut(self.pieces[n], self.size))
         batches = ImageBatches(self.source, self.opened.config).batches(wanted)
         for n in todo:
             rows: list[Row] = []
-            for _ in _cut(self.pieces[n], self.size):
+            for _ in cut(self.pieces[n], self.size):
                 rows += _rows(self.opened, self.source, next(batches))
                 progress.update(self.source.name, done + len(rows), total)
             self._write(n, rows)

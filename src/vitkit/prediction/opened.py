@@ -1,29 +1,22 @@
-"""What `predict` and `embed` work with: the images that a user named, and a model or an exported file.
+"""What `predict` and `embed` ask: a model or an exported file.
 
 Shapes: B images, P prefix tokens, N patches, D width.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor, nn
 
 from vitkit.checkpoints.load import load
 from vitkit.checkpoints.options import ModelOptions
-from vitkit.data import Source, open_data
-from vitkit.data.decode import SUFFIXES
-from vitkit.data.source import Names
 from vitkit.errors import ConfigError, did_you_mean
 from vitkit.io import sha256
 from vitkit.model.base import Outputs, VisionModel
-from vitkit.model.config import AnyConfig, Preprocessing
+from vitkit.model.config import AnyConfig
 from vitkit.model.vit import ViT
 from vitkit.prediction.tables import Columns, Row
 from vitkit.progress import SILENT, Progress
@@ -37,56 +30,6 @@ from vitkit.tasks.table import task_for
 
 Loadable = VisionModel | str | Path
 FEATURES = ("cls", "mean", "tokens")
-
-
-def open_inputs(given: Sequence[str], split: str | None = None, progress: Progress = SILENT) -> Source:
-    """Images and folders as they are, whatever folder an image is in; anything else is a set, as in training.
-
-    A set is taken whole, or its `split`. The order is that of the arguments; within a folder, of the names.
-    """
-    if not given:
-        raise ConfigError("no images were named; give files, folders or a set such as digits")
-    parts: list[Source] = []
-    for loose, several in groupby(((text, _images(text, split)) for text in given), key=lambda pair: bool(pair[1])):
-        if loose:
-            paths = [path for _, paths in several for path in paths]
-            named, labels = paths[0] if len(paths) == 1 else f"{len(paths):,} images", np.zeros(len(paths), np.int64)
-            parts.append(Source(named, "all", {"all": len(paths)}, ("",), labels, Names(paths)))
-        else:
-            parts += [open_data(name, progress).split(split or "all") for name, _ in several]
-    return parts[0] if len(parts) == 1 else Joined(parts)
-
-
-def _images(text: str, split: str | None) -> list[str]:
-    """The paths of images; none for the name of a set."""
-    given = Path(text).expanduser()
-    if given.is_file() and given.suffix.lower() in SUFFIXES:
-        return [str(given)]
-    if not given.is_dir() or split is not None:
-        return []
-    paths = sorted(path for path in given.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return [str(p) for p in paths if not any(part.startswith(".") for part in p.relative_to(given).parts)]
-
-
-class Joined(Source):
-    """Several sources, one after the other."""
-
-    def __init__(self, parts: Sequence[Source]) -> None:
-        self.parts, self.starts = parts, np.cumsum([0, *map(len, parts)]).tolist()
-        name, count = ", ".join(p.name for p in parts), self.starts[-1]
-        super().__init__(name, "all", {"all": count}, ("",), np.zeros(count, np.int64))
-
-    def _find(self, index: int) -> tuple[Source, int]:
-        part = bisect_right(self.starts, index) - 1
-        return self.parts[part], index - self.starts[part]
-
-    def where(self, index: int) -> str:
-        source, own = self._find(index)
-        return source.where(own)
-
-    def pixels_of(self, index: int, pre: Preprocessing, channels: int) -> Tensor:
-        source, own = self._find(index)
-        return source.pixels_of(own, pre, channels)
 
 
 class Features(nn.Module):

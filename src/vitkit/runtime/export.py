@@ -6,6 +6,7 @@ What the file says about itself are five pieces of JSON that need no vitkit to b
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 
 from vitkit import __version__
 from vitkit.data import Source
+from vitkit.display import Part, Shown
 from vitkit.errors import ConfigError
 from vitkit.io import move, parse_json, sha256, working_folder
 from vitkit.model.base import Outputs, VisionModel
@@ -27,13 +29,16 @@ _COMPARED = 256  # images of a data set, at most
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(Shown):
     """What was written, and how it compares with the model."""
 
     path: Path
     bytes: int
     check: Check
     sha256: str = ""  # of the file `path`
+
+    def parts(self) -> Iterable[Part]:
+        yield f"{self.path}: {self.bytes / 1e6:.1f} MB. {self.check.summary()}"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ ranks took part. An `Evaluation` is one frozen value that goes to JSON and to a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitkit.data import BadFile, Source
+from vitkit.display import Grid, Part, Shown
 from vitkit.errors import as_text
 from vitkit.tasks.metrics import mean
 
@@ -63,7 +64,7 @@ def merge(parts: Sequence[Records]) -> Records:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Shown):
     """What every task's evaluation has; tasks that know more have a class of their own."""
 
     name: str  # of the set
@@ -96,6 +97,16 @@ class Evaluation:
     def table(self) -> list[list[str]]:
         """Rows for people, the heads first; none when there is nothing beyond the summary."""
         return []
+
+    def parts(self) -> Iterable[Part]:
+        """What a notebook shows: the summary, the table, and a warning where there is something to warn of."""
+        yield self.summary()
+        if table := self.table():
+            yield Grid(table)
+        if self.not_finite:
+            yield f"warning: the model's output is no finite number for {self.not_finite:,} images"
+        if self.bad_files:
+            yield f"{len(self.bad_files):,} images could not be read and are not counted"
 
     def summary(self) -> str:
         """The metrics in a line."""

@@ -39,7 +39,7 @@ class Trainee(nn.Module):
         both = isinstance(model, ViT) and model.head.distilled is not None
         if not isinstance(model, ViT) or not self.training or not (both or self.patch_dropout):
             return model(images)
-        x, place = model.embed(images)
+        x, place = model.embedded(images)
         if self.patch_dropout:
             x = drop_patches(x, model.config.prefix_tokens, self.patch_dropout)
         x = model.encode(x, place, only=model.head.tokens_read)

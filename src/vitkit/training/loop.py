@@ -11,9 +11,10 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypedDict
 
@@ -24,8 +25,10 @@ from torch import Tensor, nn
 from vitkit.checkpoints.load import load
 from vitkit.data import Batch, Loader, normalise
 from vitkit.data.keys import sample_keys
+from vitkit.display import Drawing, Grid, Part, Shown
 from vitkit.errors import TrainError
 from vitkit.evaluation import quick
+from vitkit.model.base import VisionModel
 from vitkit.model.config import ViTConfig
 from vitkit.progress import Progress
 from vitkit.tasks import Metric
@@ -68,8 +71,8 @@ class Rate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a run reached, and where it is."""
+class Result(Shown):
+    """What a run reached, and where it is. `.model` is its best model, loaded when it is first asked for."""
 
     out: Path
     score: Metric  # the one of the metrics that decides
@@ -84,9 +87,38 @@ class Result:
     start: dict[str, float] = field(default_factory=dict)  # before the first step, of pre-training
     verdict: str = ""  # of pre-training: whether it worked
 
+    @cached_property
+    def model(self) -> VisionModel:
+        return load(self.out)
+
     def to_dict(self) -> dict[str, object]:
-        later = {k for k in ("start", "verdict") if not getattr(self, k)}
-        return {**{k: v for k, v in vars(self).items() if k not in {"score", *later}}, "out": str(self.out)}
+        unsaid = {"score", *(name for name in ("start", "verdict") if not getattr(self, name))}
+        return {**{f.name: getattr(self, f.name) for f in fields(self) if f.name not in unsaid}, "out": str(self.out)}
+
+    def scores(self) -> list[tuple[str, str, float]]:
+        """Split, weights and score: of the last weights, of those that are kept, and of these on the test split."""
+        key, step = self.score.key, int(self.best.get("step", self.steps))
+        last = step == self.steps  # then the best weights are the last ones
+        kept = f"kept weights, step {step:,}"
+        found = (
+            ("validation", f"last weights, step {self.steps:,}", {} if last else self.validation),
+            ("validation", kept if last else f"{kept}, selected by validation", self.best),
+            ("test", kept, self.test),
+        )
+        return [(split, weights, metrics[key]) for split, weights, metrics in found if key in metrics]
+
+    def parts(self) -> Iterable[Part]:
+        rows = [(f"{split} {self.score.words} ({of})", self.score.text(value)) for split, of, value in self.scores()]
+        rows.append(("time", f"{self.seconds:.0f} s, {self.steps:,} steps, {self.epochs:.1f} epochs"))
+        if self.verdict:
+            rows.append(("verdict", self.verdict))
+        if self.bad_files:
+            rows.append(("unreadable files", f"{self.bad_files}, listed in {self.out / 'bad-files.csv'}"))
+        if self.skipped:
+            rows.append(("steps left out", f"{self.skipped}: their loss was not finite"))
+        yield Grid([("metric", "value"), *rows, ("run", str(self.out))])
+        if (curves := self.out / "curves.png").is_file():
+            yield Drawing(curves.read_bytes(), "loss and score by step")
 
 
 class Stopped(TrainError):

@@ -221,7 +221,7 @@ class Masking:
 
 def tokens_of(model: ViT, images: Tensor, masking: Masking | None = None) -> Tensor:
     """B v C H W -> B v T D after the final norm."""
-    x = model.encode(*model.embed(images.flatten(0, 1), on_patches=masking))
+    x = model.encode(*model.embedded(images.flatten(0, 1), on_patches=masking))
     return x.view(*images.shape[:2], *x.shape[1:])
 
 

@@ -145,7 +145,7 @@ class MaskedAutoencoder(Learner):
         grid = grid_of(images, patch)
         masked = mask(noise[:, : grid[0] * grid[1]], self.options.masking)  # a growing image has fewer patches yet
         seen = images if vit.stem is None else hide(images, masked.hidden, grid, patch)
-        x, place = vit.embed(seen)  # B (P + N) D
+        x, place = vit.embedded(seen)  # B (P + N) D
         prefix = vit.config.prefix_tokens
         visible = x[:, prefix:].gather(1, masked.visible[:, :, None].expand(-1, -1, x.shape[2]))  # B V D
         tokens = vit.encode(torch.cat([x[:, :prefix], visible], dim=1), place)

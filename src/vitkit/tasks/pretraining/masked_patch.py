@@ -87,7 +87,7 @@ class MaskedPatchPredictor(Learner):
             return torch.where(masked[:, :, None], self.mask_token.to(patches.dtype), patches)
 
         seen = images if vit.stem is None else hide(images, masked.to(images.dtype), grid, patch)
-        tokens = vit.encode(*vit.embed(seen, on_patches=corrupt))
+        tokens = vit.encode(*vit.embedded(seen, on_patches=corrupt))
         return self.out(tokens[:, vit.config.prefix_tokens :]), corrupted
 
     def losses(self, images: Tensor, targets: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""How a training run looks while it goes: a live panel on a terminal, plain lines elsewhere."""
+"""How a training run looks while it goes: a live panel on a terminal, a table in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 
@@ -10,8 +11,9 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from vitkit.cli.options import echo
+from vitkit.display import Grid, in_notebook, on_terminal
 from vitkit.errors import printable
+from vitkit.progress import Cell
 from vitkit.training.loop import Line, Rate, Watcher
 
 _EVERY = 5.0  # seconds between plain lines
@@ -60,7 +62,7 @@ class PlainView(View):
     written = 0.0
 
     def note(self, text: str) -> None:
-        echo(text, err=True)
+        print(printable(text, keep="\n\t"), file=sys.stderr, flush=True)
 
     def step(self, progress: float, line: Line, rate: Rate) -> None:
         self.measure(progress, rate)
@@ -111,3 +113,41 @@ class LiveView(View):
         grid.add_row(self.bar)
         grid.add_row(table)
         self.live.update(grid)
+
+
+class NotebookView(View):
+    """For notebooks: a table that is updated in place, and the choices above it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.notes, self.score = Cell(), list[str](), ""
+        self.line: Line | None = None
+        self.progress = 0.0
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self.draw()
+
+    def step(self, progress: float, line: Line, rate: Rate) -> None:
+        self.measure(progress, rate)
+        self.progress, self.line = progress, line
+        self.draw()
+
+    def evaluated(self, line: Line, score: str, best: str) -> None:
+        self.score = f"{score} (best {best})" if score else ""
+        self.draw()
+
+    def draw(self) -> None:
+        parts: list[str | Grid] = list(self.notes)
+        if (line := self.line) is not None:
+            heads = ["training", "step", "epoch", "loss", "img/s", "validation"]
+            row = [f"{self.progress:.0%} {self.left}", f"{line['step']:,}", f"{line['epoch']:.1f}", loss_of(line)]
+            parts.append(Grid([heads, [*row, f"{self.speed:,.0f}", self.score]]))
+        self.cell.show(parts)
+
+
+def view_here(otherwise: type[View] = View) -> View:
+    """What suits the place that a run is started from."""
+    if in_notebook():
+        return NotebookView()
+    return LiveView(Console(stderr=True)) if on_terminal() else otherwise()

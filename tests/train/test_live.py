@@ -1,6 +1,6 @@
 """What a run prints: how long it still takes, and its best score so far."""
 
-from vitkit.cli.live import PlainView, remaining
+from vitkit.training.live import PlainView, remaining
 from vitkit.training.loop import Line, Rate
 
 
