@@ -19,7 +19,7 @@ from vitkit.curation import Index, build_index
 from vitkit.data import Source
 from vitkit.data.dataset import Dataset
 from vitkit.data.given import GivenImages, is_one
-from vitkit.errors import ConfigError, did_you_mean
+from vitkit.errors import ConfigError
 from vitkit.evaluation.run import evaluate as run_evaluation
 from vitkit.explanation.build import Report, build_report, make_subject
 from vitkit.explanation.table import choose
@@ -36,17 +36,19 @@ from vitkit.tasks import METHODS, open_data_for
 from vitkit.tasks.match import map_classes
 from vitkit.tasks.result import Evaluation
 from vitkit.tasks.table import check_method
-from vitkit.training.config import TrainConfig, free_folder, parse_duration
+from vitkit.training.config import TrainConfig, free_folder
+from vitkit.training.files import checked, read_settings
 from vitkit.training.live import view_here
-from vitkit.training.loop import Result, Watcher
+from vitkit.training.result import Result, Watcher
 from vitkit.training.run import train as run_training
 
 Loadable = VisionModel | str | Path
 
 
 def train(
-    data: str | Path | TrainConfig,
+    data: str | Path | TrainConfig = "",
     *,
+    config: str | Path | None = None,
     resume: bool = False,
     restart: bool = False,
     accept_changed_data: bool = False,
@@ -56,7 +58,8 @@ def train(
 ) -> Result:
     """Train or fine-tune a model: `vitkit.train("photos/", budget="5m", out="runs/photos")`.
 
-    data      a data set, as `open_data` takes it; or a whole `TrainConfig`
+    data      a data set, as `open_data` takes it; or a whole `TrainConfig`; may stand in the file `config`
+    config    settings from a .toml or .json file, or from a run, which is then repeated bit for bit
     resume    resume the run in the folder `out`
     restart   start the run in the folder `out` again at its first step; its checkpoints are kept aside
     accept_changed_data  resume although the data set is not what it was
@@ -67,19 +70,16 @@ def train(
     The run is in `run.out`; `run.model` is its best model: `run.model.predict("cat.jpg")`.
     """
     if isinstance(data, TrainConfig):
-        config = data.replace(**settings)
+        made = data.replace(**checked(settings))
     else:
-        known = TrainConfig.__dataclass_fields__
-        for name in settings.keys() - known.keys():
-            raise ConfigError(f"training has no setting {name!r}.{did_you_mean(name, known)}")
-        if isinstance(budget := settings.get("budget"), str):
-            settings["budget"] = parse_duration(budget)
-        settings["out"] = str(settings.get("out") or free_folder(str(data)))
-        config = TrainConfig(data=str(data), **settings)  # type: ignore[arg-type]  # it checks its fields
+        given = {**(read_settings(config) if config else {}), **checked(settings)}
+        given["data"] = str(data or given.get("data") or "")
+        given["out"] = str(given.get("out") or free_folder(str(given["data"])))
+        made = TrainConfig(**given)  # type: ignore[arg-type]  # it checks its fields
     how = {"resume": resume, "restart": restart, "accept_changed_data": accept_changed_data}
     view = view_here() if watcher is None else None
     with nullcontext() if view is None else view.shown:
-        return run_training(config, **how, watcher=view or watcher, teacher=teacher)
+        return run_training(made, **how, watcher=view or watcher, teacher=teacher)
 
 
 def pretrain(

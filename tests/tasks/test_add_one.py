@@ -20,8 +20,8 @@ from vitkit.tasks import TASKS, Metric, Settings, Task
 from vitkit.tasks.result import Recorded, Records
 from vitkit.tasks.trainee import Trainee
 from vitkit.training.config import TrainConfig
-from vitkit.training.loop import Watcher
 from vitkit.training.optim import OPTIMIZERS, Group, Kind
+from vitkit.training.result import Watcher
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What a run prints: how long it still takes, and its best score so far."""
 
 from vitkit.training.live import PlainView, remaining
-from vitkit.training.loop import Line, Rate
+from vitkit.training.result import Line, Rate
 
 
 def line(step: int) -> Line:

@@ -15,7 +15,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option, Typer
 
 from vitkit import __version__
-from vitkit.cli import curate, data, doctor, evaluate, export, model, plan, predict, pretrain, study, train
+from vitkit.cli import curate, data, doctor, evaluate, export, model, plan, predict, pretrain, runs, study, train
 from vitkit.cli.options import echo
 from vitkit.errors import VitkitError
 
@@ -48,6 +48,9 @@ COMMANDS: dict[str, Callable[..., None] | Typer] = {
     "plan": plan.plan,
     "train": train.train,
     "pretrain": pretrain.pretrain,
+    "config": runs.config,
+    "runs": runs.runs,
+    "sweep": runs.sweep,
     "replay": train.replay,
     "evaluate": evaluate.evaluate,
     "explain": evaluate.explain,

@@ -33,12 +33,12 @@ def keys_of(module: str, table: str) -> Callable[[str], list[str]]:
 _LISTED = 10  # lines of a long list
 model_names = keys_of("vitkit.model.zoo", "ZOO")
 _MODEL = "A checkpoint, a run directory, hf:owner/name, timm:name, or a name of `vitkit zoo`."
-_DATA = (
+DATA_HELP = (
     "digits, mnist, fashion-mnist, cifar10; a folder of classes; a .csv, .jsonl, .parquet or .txt list; "
     ".npz arrays; Parquet with images; shards/train-{0000..0099}.tar."
 )
 Model = Annotated[str, Argument(metavar="MODEL", help=_MODEL, autocompletion=model_names)]
-Data = Annotated[str, Argument(metavar="DATA", help=_DATA)]
+Data = Annotated[str, Argument(metavar="DATA", help=DATA_HELP)]
 ClassesFrom = Annotated[
     str, Option(metavar="auto|top|leaf|LEVEL", help="Which of nested folders are the classes; LEVEL counts from 1.")
 ]

@@ -13,7 +13,7 @@ from vitkit.cli.options import echo
 from vitkit.cli.train import watch
 
 if TYPE_CHECKING:
-    from vitkit.training.loop import Result
+    from vitkit.training.result import Result
 
 
 def pretrain(

@@ -14,18 +14,21 @@ from typer import Argument, Context, Option
 import vitkit
 from vitkit.cli import options as opt
 from vitkit.cli.options import echo
-from vitkit.errors import TrainError
+from vitkit.errors import ConfigError, TrainError
 from vitkit.progress import Bar
 
 if TYPE_CHECKING:
-    from vitkit.training.loop import Result
+    from vitkit.training.result import Result
 
 _DEMO = ".demo"  # marks a run that a later demo may replace
 
 
 def train(
     context: Context,
-    data: opt.Data,
+    data: Annotated[str, Argument(metavar="[DATA]", help=f"{opt.DATA_HELP} May stand in --config.")] = "",
+    config: Annotated[
+        str | None, Option(metavar="FILE|RUN", help="Settings from .toml, .json or a run; options win.")
+    ] = None,
     model: Annotated[
         str, Option(help="A name of `vitkit zoo`; chosen from the data when left out.", autocompletion=opt.model_names)
     ] = "",
@@ -70,20 +73,26 @@ def train(
 ) -> None:
     """Train or fine-tune a model on images."""
     started = time.monotonic()
-    from vitkit.training.config import assign, free_folder, parse_duration
+    from vitkit.training.config import assign, free_folder
+    from vitkit.training.files import checked, read_settings
 
     if show:
         from vitkit.training.published import rows
 
         opt.print_table(("setting", "value", "source"), rows(recipe))
         return
-    fields = {name: value for name, value in context.params.items() if name in vitkit.TrainConfig.__dataclass_fields__}
-    fields |= {"target": target or (), "image_size": image_size or None, "augment": augment or None}
-    fields |= {"out": out or free_folder(data), "budget": parse_duration(budget) if budget else 0.0}
-    config = vitkit.TrainConfig(**fields)
-    config = assign(config, settings or [])
-    result = watch(config, started, as_json, resume, restart, accept_changed_data)
-    report(result, data, as_json)
+    given = context.get_parameter_source  # what was typed wins over the file, which wins over defaults
+    known = {name: context.params[name] for name in context.params if name in vitkit.TrainConfig.__dataclass_fields__}
+    fields = read_settings(config) if config else {}
+    fields |= {k: v for k, v in known.items() if getattr(given(k), "name", "") == "COMMANDLINE" or k not in fields}
+    fields |= {"target": fields["target"] or (), "image_size": fields["image_size"] or None}
+    fields |= {"augment": fields["augment"] or None, "budget": fields["budget"] or 0.0}
+    fields["out"] = fields["out"] or free_folder(str(fields["data"]))
+    made = assign(vitkit.TrainConfig(**checked(fields)), settings or [])  # type: ignore[arg-type]
+    if not made.data:
+        raise ConfigError("name the images to train on: vitkit train DATA, or data = ... in the file of --config")
+    result = watch(made, started, as_json, resume, restart, accept_changed_data)
+    report(result, made.data, as_json)
 
 
 def watch(

@@ -98,7 +98,7 @@ class TrainConfig(Jsonable):
             self._set("augment", Augment(**self.augment))
         self._set("target", (self.target,) if isinstance(self.target, str) else tuple(self.target))
         self.check_fields()
-        for name, table in _TABLES.items():
+        for name, table in TABLES.items():
             if (word := getattr(self, name)) and word not in table:
                 hint = f"{did_you_mean(word, table)} Choose one of: {', '.join(table)}"
                 raise ConfigError(f"{name}={word!r} is not known.{hint}")
@@ -120,7 +120,7 @@ class TrainConfig(Jsonable):
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
-_TABLES: dict[str, Mapping[str, object]] = {"task": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+TABLES: dict[str, Mapping[str, object]] = {"task": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
 _COUNTS = ("epochs", "steps", "budget", "batch_size", "lr", "clip", "lora", "views", "evaluations", "save_every")
 _RANGES: list[tuple[tuple[str, ...], Callable[[float], bool], str]] = [
     (_COUNTS, lambda x: x >= 0, "not be negative"),

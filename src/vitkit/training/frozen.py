@@ -22,8 +22,9 @@ from vitkit.evaluation.features import Features, features
 from vitkit.evaluation.linear import Linear, fit
 from vitkit.io import canonical
 from vitkit.training.log import Log
-from vitkit.training.loop import Result, Stopped, Watcher, stop_signals
+from vitkit.training.loop import Stopped, stop_signals
 from vitkit.training.parts import Parts
+from vitkit.training.result import Result, Watcher
 
 FOLDER = "features"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Console
 from rich.live import Live
@@ -14,15 +13,13 @@ from rich.table import Table
 from vitkit.display import Grid, in_notebook, on_terminal
 from vitkit.errors import printable
 from vitkit.progress import Cell
-from vitkit.training.loop import Line, Rate, Watcher
+from vitkit.training.result import Line, Rate, Watcher
 
 _EVERY = 5.0  # seconds between plain lines
 
 
 class View(Watcher):
-    """Shows nothing, and knows how fast a run is and how long it takes; `shown` is open while it runs."""
-
-    shown: AbstractContextManager[object] = nullcontext()
+    """Shows nothing, and knows how fast a run is and how long it takes."""
 
     def __init__(self) -> None:
         self.last = Rate(0.0, 0)

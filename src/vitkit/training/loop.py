@@ -11,12 +11,10 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
-from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypedDict
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,100 +23,19 @@ from torch import Tensor, nn
 from vitkit.checkpoints.load import load
 from vitkit.data import Batch, Loader, normalise
 from vitkit.data.keys import sample_keys
-from vitkit.display import Drawing, Grid, Part, Shown
 from vitkit.errors import TrainError
 from vitkit.evaluation import quick
-from vitkit.model.base import VisionModel
 from vitkit.model.config import ViTConfig
-from vitkit.progress import Progress
-from vitkit.tasks import Metric
 from vitkit.training.checkpoint import Keeper, restore, save_model, save_replay, save_sharded, state_of
 from vitkit.training.log import Log
 from vitkit.training.optim import grown_size, rate
 from vitkit.training.parts import Parts
+from vitkit.training.result import Line, Rate, Result, Watcher
 
 EVALUATION_SHARE = 0.05  # of a budget may go into evaluation
 EVALUATED, FEW = 0.1, 3  # of the work of a run without a budget; evaluations that even a short run may have
 TELL = 2.0  # seconds; whoever watches hears something more often, when steps take long
 BAD_STEPS = 5  # so many losses in a row that are not finite end the run
-
-
-class Watcher(Progress):
-    """What a run tells while it goes; the command draws it, others may ignore it."""
-
-    def step(self, progress: float, line: Line, rate: Rate) -> None:
-        """After every logged step."""
-
-    def evaluated(self, line: Line, score: str, best: str) -> None:
-        """After every evaluation: the score, and the best so far, as they are written; "" without images for it."""
-
-
-class Line(TypedDict, total=False):
-    """A line of the log."""
-
-    step: int
-    epoch: float
-    loss: float | None  # the mean since the last line; None: no finite one
-    lr: float
-    skipped: int
-
-
-class Rate(NamedTuple):
-    """How far the run is: seconds of training, and images seen."""
-
-    seconds: float
-    images: int
-
-
-@dataclass(frozen=True)
-class Result(Shown):
-    """What a run reached, and where it is. `.model` is its best model, loaded when it is first asked for."""
-
-    out: Path
-    score: Metric  # the one of the metrics that decides
-    steps: int
-    epochs: float
-    seconds: float
-    validation: dict[str, float]  # of the last weights (their average where one is kept)
-    best: dict[str, float]  # with "score", the one of the metrics that decides, and its "step"
-    test: dict[str, float] = field(default_factory=dict)  # of the best weights, when there is a test split
-    skipped: int = 0  # steps whose loss was not finite
-    bad_files: int = 0
-    start: dict[str, float] = field(default_factory=dict)  # before the first step, of pre-training
-    verdict: str = ""  # of pre-training: whether it worked
-
-    @cached_property
-    def model(self) -> VisionModel:
-        return load(self.out)
-
-    def to_dict(self) -> dict[str, object]:
-        unsaid = {"score", *(name for name in ("start", "verdict") if not getattr(self, name))}
-        return {**{f.name: getattr(self, f.name) for f in fields(self) if f.name not in unsaid}, "out": str(self.out)}
-
-    def scores(self) -> list[tuple[str, str, float]]:
-        """Split, weights and score: of the last weights, of those that are kept, and of these on the test split."""
-        key, step = self.score.key, int(self.best.get("step", self.steps))
-        last = step == self.steps  # then the best weights are the last ones
-        kept = f"kept weights, step {step:,}"
-        found = (
-            ("validation", f"last weights, step {self.steps:,}", {} if last else self.validation),
-            ("validation", kept if last else f"{kept}, selected by validation", self.best),
-            ("test", kept, self.test),
-        )
-        return [(split, weights, metrics[key]) for split, weights, metrics in found if key in metrics]
-
-    def parts(self) -> Iterable[Part]:
-        rows = [(f"{split} {self.score.words} ({of})", self.score.text(value)) for split, of, value in self.scores()]
-        rows.append(("time", f"{self.seconds:.0f} s, {self.steps:,} steps, {self.epochs:.1f} epochs"))
-        if self.verdict:
-            rows.append(("verdict", self.verdict))
-        if self.bad_files:
-            rows.append(("unreadable files", f"{self.bad_files}, listed in {self.out / 'bad-files.csv'}"))
-        if self.skipped:
-            rows.append(("steps left out", f"{self.skipped}: their loss was not finite"))
-        yield Grid([("metric", "value"), *rows, ("run", str(self.out))])
-        if (curves := self.out / "curves.png").is_file():
-            yield Drawing(curves.read_bytes(), "loss and score by step")
 
 
 class Stopped(TrainError):
@@ -337,6 +254,9 @@ class Loop:
         self.watcher.evaluated(line, *shown)
         if verdict:
             self.watcher.note(f"      {verdict}")
+        if self.validation:
+            self.watcher.scored(progress, score, metric.higher)
+            self.stop_asked |= self.watcher.wants_stop
 
     def verdict(self) -> str:
         """Whether it works, in words, where the task can tell."""

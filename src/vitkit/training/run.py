@@ -31,9 +31,10 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.drawn import NEAREST, RECONSTRUCTIONS, draw_pretraining
 from vitkit.training.frozen import FOLDER, FrozenRun
 from vitkit.training.log import EVENTS
-from vitkit.training.loop import Loop, Result, Watcher
+from vitkit.training.loop import Loop
 from vitkit.training.parts import Parts, assemble, open_init
 from vitkit.training.recipe import complete
+from vitkit.training.result import Result, Watcher
 from vitkit.world import World
 
 # What a run writes over or removes in its folder; everything else there is left alone.
@@ -87,7 +88,8 @@ def train(
             result = loop.run(resumed=found)
         parts.loader.close()
         if world.first:
-            write_json(result.out / "result.json", {k: v for k, v in result.to_dict().items() if k != "out"})
+            about = {**result.to_dict(), "metric": result.score.key, "higher": result.score.higher}
+            write_json(result.out / "result.json", {k: v for k, v in about.items() if k != "out"})
             _draw(parts, result, watcher)
         return result
 

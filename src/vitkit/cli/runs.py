@@ -1,0 +1,114 @@
+"""`vitkit config`: configuration files and their schema; `vitkit runs`: a table of runs, and what differs between some;
+`vitkit sweep`: a small search over settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option, Typer
+
+from vitkit.cli import options as opt
+from vitkit.cli.options import echo
+
+config = Typer(help="Configuration files of training runs.", no_args_is_help=True)
+Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting; wins over the file.")]
+Config = Annotated[str | None, Option(metavar="FILE|RUN", help="Settings from .toml, .json or a run; options win.")]
+
+
+@config.command("show")
+def show(
+    file: Annotated[str | None, Argument(metavar="[FILE|RUN]", help="A .toml or .json file, or a run.")] = None,
+    settings: Set = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Print settings as a file for `vitkit train --config`: those of a file or a run, else every default."""
+    from vitkit.training.config import TrainConfig, assign
+    from vitkit.training.files import as_toml, read_settings
+
+    given = read_settings(file) if file else {}
+    values = assign(TrainConfig(**given), settings or []).to_dict()  # type: ignore[arg-type]  # it checks its fields
+    if file and not given.get("out"):
+        del values["out"]
+    opt.print_json(values) if as_json else echo(as_toml(values).rstrip("\n"))
+
+
+@config.command("schema")
+def schema() -> None:
+    """Print the JSON Schema of a configuration file, for editors."""
+    from vitkit.training.files import schema as made
+
+    opt.print_json(made())
+
+
+def runs(
+    folders: Annotated[list[str] | None, Argument(metavar="[DIR|RUN]...", help="Runs, or folders of runs.")] = None,
+    sort: Annotated[str, Option(help="A column or a setting; -best: the highest first.")] = "run",
+    compare: Annotated[bool, Option("--compare", help="Show only what differs between the runs.")] = False,
+    as_json: opt.Json = False,
+) -> None:
+    """List training runs and what they reached, or compare some of them."""
+    from vitkit.training.runs import COLUMNS, differences, find_runs, sort_runs
+
+    found = sort_runs(find_runs(folders or ["runs"]), sort)
+    names = [str(run.folder) for run in found]
+    if compare:
+        lines = differences(found)
+        if as_json:
+            return opt.print_json({"runs": names, "differences": dict(lines)})
+        return opt.print_table(("differs", *names), [(name, *map(_cell, values)) for name, values in lines])
+    rows = [run.row() for run in found]
+    if as_json:
+        return opt.print_json([{**row, "config": run.config} for row, run in zip(rows, found, strict=True)])
+    if not rows:
+        return echo(f"no runs in {', '.join(folders or ['runs'])}; start one with: vitkit train DATA")
+    return opt.print_table(COLUMNS, [[_cell(row[column]) for column in COLUMNS] for row in rows], left=5)
+
+
+def sweep(
+    data: opt.Data,
+    settings: Annotated[
+        list[str], Option("--set", metavar="KEY=VALUE,...", help="Values to try of a setting; may be repeated.")
+    ],
+    config: Config = None,
+    out: Annotated[Path, Option(help="Folder of the sweep, with a run for each combination.")] = Path("sweep"),
+    random: Annotated[int, Option(min=0, help="Try so many combinations, drawn at random; 0: all.")] = 0,
+    resume: Annotated[bool, Option("--resume", help="Continue a sweep that was stopped.")] = False,
+    early: Annotated[
+        bool, Option("--early/--no-early", help="Stop runs that are below the median of the finished ones.")
+    ] = True,
+    as_json: opt.Json = False,
+) -> None:
+    """Try settings: a run for each combination, the best first. A setting with one value is the same in all runs."""
+    from vitkit.training.config import TrainConfig
+    from vitkit.training.files import read_settings
+    from vitkit.training.live import PlainView, View, view_here
+    from vitkit.training.sweep import sweep as search
+
+    base = {**(read_settings(config) if config else {}), "data": data, "out": ""}
+    trials = search(
+        TrainConfig(**base),  # type: ignore[arg-type]
+        settings,
+        out,
+        random,
+        resume,
+        early,
+        View if as_json else lambda: view_here(otherwise=PlainView),
+    )
+    rows = [(t, t.run.best if t.run is not None else None) for t in trials]
+    if as_json:
+        return opt.print_json(
+            [{"run": str(t.folder), "settings": t.settings, "state": t.state, "best": best} for t, best in rows]
+        )
+    opt.print_table(
+        ("run", "settings", "state", "best"),
+        [(str(t.folder), " ".join(t.settings), t.state, _cell(best)) for t, best in rows],
+        left=3,
+    )
+    return echo(f"Best: {trials[0].folder}. Next: vitkit evaluate {trials[0].folder} {data}")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
