@@ -22,6 +22,7 @@ def run(script: str, tmp_path: Path, *options: str) -> dict[str, Any]:
     return json.loads(saved.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["forward.py", "train_step.py"])
 def test_rows(script: str, tmp_path: Path) -> None:
     found = run(script, tmp_path, "--only", "mu", "--batch", "2", "--systems", "vitkit", "--memory")

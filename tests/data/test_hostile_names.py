@@ -184,7 +184,7 @@ def test_one_function_prints() -> None:
 def test_training_tells_of_images_in_two_splits(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.training.run._draw_curves", lambda *_: None)  # takes longer than all the rest
+    monkeypatch.setattr("vitkit.training.run._draw", lambda *_: None)  # takes longer than all the rest
     root = making.write_folder(tmp_path / "set", {f"{s}/{c}": 4 for s in ("train", "val") for c in ("a", "b")})
     assert leakage(open_data(root)) == ""
     copied = (root / "train" / "a" / "000.jpg").read_bytes()

@@ -50,6 +50,7 @@ def test_exports_with_a_free_batch(name: str) -> None:
             torch.testing.assert_close(program.module()(other), model(other), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_compiles_in_one_graph(name: str) -> None:
     """The graph is captured whole (no break); its code is generated in the slow test below."""

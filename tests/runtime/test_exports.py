@@ -125,7 +125,7 @@ def test_positions_are_baked_at_another_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", SUFFIX)
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", ["cls", pytest.param("mean", marks=pytest.mark.slow)])
 def test_merging_in_exported_graphs(to: str, pooling: str, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGE[to])
     model = model_of(pooling=pooling, depth=3)
