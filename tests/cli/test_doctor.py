@@ -15,6 +15,7 @@ from vitkit.cli import doctor
 from vitkit.cli.main import app
 
 SILENT = {"serve", "completion", "demo"}  # they run on, print a script, or draw as they go
+SILENT |= {"config schema"}  # is JSON
 
 
 def leaves(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:

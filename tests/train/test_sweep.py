@@ -67,5 +67,5 @@ def test_a_run_that_is_told_to_stop_is_saved(tmp_path: Path) -> None:
             self.wants_stop = True
 
     with pytest.raises(vitkit.VitkitError, match="all saved"):
-        vitkit.train("digits", model="mu", steps=40, batch_size=64, evaluations=4, out=tmp_path, watcher=Impatient())
-    assert vitkit.train("digits", out=tmp_path, resume=True).steps == 40
+        vitkit.train("digits", model="mu", steps=8, batch_size=8, evaluations=4, out=tmp_path, watcher=Impatient())
+    assert vitkit.train("digits", out=tmp_path, resume=True).steps == 8

@@ -85,7 +85,7 @@ class TrainConfig(Jsonable):
     max_bad: str = "5%"
 
     # how often
-    evaluations: int = 20  # at most so many while training, at the ends of epochs
+    evaluations: int = 0  # while training, evenly spread; 0: a few, or one for each epoch, as time allows
     log_every: int = 10  # steps
     save_every: float = 60.0  # seconds between checkpoints
 

@@ -33,7 +33,7 @@ from vitkit.training.parts import Parts
 from vitkit.training.result import Line, Rate, Result, Watcher
 
 EVALUATION_SHARE = 0.05  # of a budget may go into evaluation
-EVALUATED, FEW = 0.1, 3  # of the work of a run without a budget; evaluations that even a short run may have
+EVALUATED, FEW, MOST = 0.1, 3, 20  # of the work of a run without a budget; evaluations, at least and at most
 TELL = 2.0  # seconds; whoever watches hears something more often, when steps take long
 BAD_STEPS = 5  # so many losses in a row that are not finite end the run
 
@@ -214,31 +214,31 @@ class Loop:
         return round(self.step / len(self.parts.loader), 4)
 
     def evaluation_due(self, progress: float) -> bool:
-        """At most `evaluations` of them, evenly spread, and always at the end; fewer when a budget is short.
+        """Evenly spread, and always at the end; fewer when a budget is short.
 
         A budget has one within its first tenth: it tells how much time to keep for the last.
         """
         if self.config.budget and not self.evaluation_seconds and progress >= 0.1:
             return True
-        due = int(progress * self.most_evaluations + 1e-9)
+        due = int(progress * self.evaluations + 1e-9)
         return progress >= 1 or (due > self.evaluations_done and not self.too_much_evaluation)
 
     @property
-    def most_evaluations(self) -> int:
-        """A few, or one for each epoch, and so few that they take about a tenth of the time; the same in every resume.
+    def evaluations(self) -> int:
+        """As many as were asked for; else a few, or one for each epoch, for about a tenth of the time at most.
 
-        An image that is evaluated costs a third of one that is learned from.
+        An image that is evaluated costs a third of one that is learned from: the same number in every resume.
         """
-        most, config, validation = self.config.evaluations, self.config, self.parts.validation
-        if config.budget or validation is None:  # a budget is watched by the clock
-            return most
+        config, validation = self.config, self.parts.validation
+        if config.evaluations or config.budget or validation is None:  # a budget is watched by the clock
+            return config.evaluations or MOST
         affordable = EVALUATED * 3 * config.steps * self.parts.loader.batch_size / max(1, len(validation.source))
-        return max(1, min(most, max(FEW, config.steps // len(self.parts.loader)), int(affordable)))
+        return max(1, min(MOST, max(FEW, config.steps // len(self.parts.loader)), int(affordable)))
 
     def evaluate(self, log: Log | None) -> None:
         before, progress, metric = time.monotonic(), self.progress(), self.parts.task.score
         self.validation = self.metrics(self.parts.validation)
-        self.evaluations_done = max(self.evaluations_done + 1, int(progress * self.most_evaluations + 1e-9))
+        self.evaluations_done = max(self.evaluations_done + 1, int(progress * self.evaluations + 1e-9))
         score = self.validation.get(metric.key, 0.0)
         if not self.best or self.parts.task.pretrains or metric.improves(score, self.best["score"]):
             self.best = {"score": score, "step": self.step, **self.validation}
