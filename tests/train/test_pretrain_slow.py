@@ -21,7 +21,7 @@ LR = 2e-3
 
 SABOTAGED = {  # method, options, how many times the learning rate, what the verdict must begin with
     "no SIGReg": ("lejepa", {"weight": 0.0}, 1, "collapsed: all images have nearly the same projection"),
-    "teacher momentum 0": ("dino", {"momentum": 0.0}, 1, ("collapsed", "not better")),  # which one: chance decides
+    "teacher momentum 0": ("dino", {"momentum": 0.0}, 1, ("collapsed", "not better")),  # both were seen
     "no centring": ("dino", {"centring": "none"}, 1, "collapsed: the teacher gives all images nearly the same code"),
     "masking 0%": ("mae", {"masking": 0.0}, 1, "task.masking=0 leaves nothing to predict"),
     "mae, rate x100": ("mae", {}, 100, ("collapsed", "not better", "the loss was", "the run has diverged")),
