@@ -44,11 +44,23 @@ class WriteError(VitkitError, OSError):
         return str(self.args[-1])
 
 
+class StorageError(VitkitError):
+    """What is behind a URL cannot be read or written."""
+
+
+class NotThere(StorageError, FileNotFoundError):
+    """Nothing is at a URL."""
+
+    def __str__(self) -> str:
+        return str(self.args[-1])
+
+
 class MissingPackage(VitkitError, ImportError):
     """An optional package is needed for what was asked."""
 
-    def __init__(self, package: str, purpose: str, extra: str) -> None:
-        super().__init__(f"{purpose} needs the package '{package}': pip install 'vitkit[{extra}]'")
+    def __init__(self, package: str, purpose: str, extra: str, install: str = "") -> None:
+        install = install or f"pip install 'vitkit[{extra}]'"
+        super().__init__(f"{purpose} needs the package '{package}': {install}")
 
 
 # control characters, line separators, marks that turn the direction of text, halves of pairs and non-characters

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
-from vitkit.errors import UNSAFE, WriteError, as_text, printable
+from vitkit.errors import UNSAFE, NotThere, WriteError, as_text, printable
 
 _FORMULA = tuple("=+-@＝＋－＠")  # what a spreadsheet takes for the beginning of one
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?")
@@ -45,6 +45,22 @@ def open_regular(path: str | Path) -> int:
         return file
     os.close(file)
     raise OSError(errno.EINVAL, "a folder, pipe or device, not a file", str(path))
+
+
+def read_regular(path: str | Path) -> bytes:
+    """The content of a file that is no pipe and no device."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
+
+
+def open_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict", newline: str | None = None) -> TextIO:
+    """The same as text."""
+    return os.fdopen(open_regular(path), "r", encoding=encoding, errors=errors, newline=newline)
+
+
+def read_json(path: str | Path) -> Any:
+    """What a stranger's file holds; OSError or ValueError where it cannot be read."""
+    return parse_json(read_regular(path))
 
 
 def read_into(file: int, start: int, into: memoryview) -> None:
@@ -161,7 +177,7 @@ def _beside(path: Path, folder: bool) -> Iterator[Path]:
         remove_leftovers(path)
         beside, handle = _start(path, folder)
         yield beside
-    except WriteError:  # of a file inside a folder that is being filled
+    except (WriteError, NotThere):  # of a file inside a folder that is being filled; of what was to be copied
         raise
     except (OSError, RuntimeError) as e:
         if (cause := _os_error(e)) is None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from vitkit.errors import VitkitError, WriteError
 
+_PAUSE = 0.1  # seconds between two looks whether a lock is free
 _held: set[Path] = set()  # by this process, to which the system would give a lock twice
 
 
@@ -18,15 +21,16 @@ class InUse(VitkitError):
 
 
 @contextmanager
-def only_one(path: Path, what: str, instead: str) -> Iterator[None]:
+def only_one(path: Path, what: str, instead: str, patience: float = 0.0) -> Iterator[None]:
     """Hold the lock file `path`, which vanishes in the end; of a killed process it stays, and does not matter.
 
     what, instead  of the error when another process has it: "the run in x", "choose another --out"
+    patience       seconds to wait for that process to end
     """
     handle, real, empty = -1, path.absolute(), not path.parent.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = _taken(real, what, instead)
+        handle = _waited(real, what, instead, patience)
         _held.add(real)
     except OSError as e:
         raise WriteError(e.errno, f"{path} cannot be written ({e.strerror or e}); nothing was changed") from e
@@ -40,6 +44,22 @@ def only_one(path: Path, what: str, instead: str) -> Iterator[None]:
             with suppress(OSError):  # something was written
                 path.parent.rmdir()
         os.close(handle)
+
+
+def in_turn(path: Path, what: str) -> AbstractContextManager[None]:
+    """As `only_one`, but waits until the others have done, or died."""
+    return only_one(path, what, "end it", patience=math.inf)
+
+
+def _waited(path: Path, what: str, instead: str, patience: float) -> int:
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return _taken(path, what, instead)
+        except InUse:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(_PAUSE)
 
 
 def _taken(path: Path, what: str, instead: str) -> int:

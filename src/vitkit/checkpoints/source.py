@@ -13,8 +13,9 @@ from vitkit.checkpoints.families import ENDINGS
 from vitkit.checkpoints.family import COMPANIONS, Opened, read_json
 from vitkit.checkpoints.files import open_tensors
 from vitkit.checkpoints.tensors import LazyTensors
-from vitkit.errors import CheckpointError, MissingPackage, did_you_mean
+from vitkit.errors import CheckpointError, MissingPackage, NotThere, did_you_mean
 from vitkit.model import zoo
+from vitkit.storage import above, fetched_files, fetched_folder, is_url, last_name, local, search_above, suffix
 
 _INDEX = "model.safetensors.index.json"  # of a model in several files
 # Of a repository on the hub the first that it has is fetched, the others are not.
@@ -34,6 +35,8 @@ def locate(source: str | Path, more: Sequence[str] = ()) -> Path:
     """The path of what is named; from the hub `more` files are fetched as well, where there are."""
     if on_hub(source):
         return _from_hub(str(source), more)
+    if is_url(source):
+        return _from_url(str(source), more)
     path = Path(source).expanduser()
     try:
         if path.exists():
@@ -44,6 +47,22 @@ def locate(source: str | Path, more: Sequence[str] = ()) -> Path:
     known = [p.name for p in path.parent.iterdir()] if in_folder else zoo.ZOO
     near = did_you_mean(path.name if in_folder else str(source), known)
     raise CheckpointError(f"{str(source)!r} is neither an existing path nor a known model.{near} Give {_SOURCE}")
+
+
+def _from_url(url: str, more: Sequence[str]) -> Path:
+    """A file, with what belongs to it where its name says that it is part of a folder; or a folder."""
+    names = {*COMPANIONS, *more, *WEIGHTS}
+    if suffix(url) not in ENDINGS:
+        return fetched_folder(url, lambda name: name in names or (suffix(name) in ENDINGS and "/" not in name))
+    try:
+        path = local(url)
+    except NotThere:
+        if (published := search_above(url)) is None:
+            raise
+        return local(published)
+    if last_name(url) not in WEIGHTS:
+        return path
+    return fetched_files(above(url), [last_name(url), *COMPANIONS]) / last_name(url)
 
 
 def _from_hub(source: str, more: Sequence[str]) -> Path:
