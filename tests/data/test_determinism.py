@@ -13,7 +13,8 @@ import torch
 from vitkit.data import BadFiles, Loader, Source, normalise, open_data, preset
 from vitkit.data.augment import mix
 from vitkit.data.keys import permutation, sample_keys, uniforms
-from vitkit.data.samples import Batch, epoch_order
+from vitkit.data.order import epoch_order
+from vitkit.data.samples import Batch
 from vitkit.errors import ConfigError
 from vitkit.model.config import Preprocessing
 

@@ -27,8 +27,9 @@ from vitkit.data.loader import in_order
 from vitkit.data.preprocess import RESAMPLING, prepare, to_tensor
 from vitkit.data.source import PackedSource, Source
 from vitkit.errors import DataError
-from vitkit.io import cache_folder, locked, parse_json, read_into, replacing_folder, sha256, write_npy
+from vitkit.io import cache_folder, locked, read_into, read_json, replacing_folder, sha256, write_npy
 from vitkit.model.config import Preprocessing
+from vitkit.storage import is_url, stamp
 
 _VERSION = 2
 _MARGIN = 8 / 7
@@ -45,7 +46,7 @@ class CachedSource(Source):
         index = np.load(folder / "index.npy")
         # sizes: (height, width), 0 for a bad file
         self._offsets, self._sizes, self._sums = index[:, 0], index[:, 1:3], index[:, 3]
-        self._reasons: dict[str, str] = parse_json((folder / "bad.json").read_text())
+        self._reasons: dict[str, str] = read_json(folder / "bad.json")
         self._file: BinaryIO | None = None
 
     def pixels_of(self, index: int, pre: Preprocessing, channels: int) -> Tensor:
@@ -97,7 +98,7 @@ def cached(
 def _is_whole(place: Path) -> bool:
     """The index and the list of bad files are as they were written, and the pixels as long; each has its checksum."""
     try:
-        index, bad, length = parse_json((place / "whole.json").read_text())
+        index, bad, length = read_json(place / "whole.json")
         same = (index, bad) == (sha256(place / "index.npy"), sha256(place / "bad.json"))
         return same and (place / "pixels.bin").stat().st_size == length
     except (OSError, ValueError, TypeError):
@@ -138,6 +139,8 @@ class _Keep:
 
 def _stamp(path: str) -> bytes:
     """The size of a file and when it was written to, also by who set the time back; nothing where there is none."""
+    if is_url(path):
+        return stamp(path).encode()
     with contextlib.suppress(OSError, ValueError):
         status = os.stat(path)
         return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode()

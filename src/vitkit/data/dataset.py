@@ -17,6 +17,7 @@ import numpy as np
 from vitkit.data.source import Source
 from vitkit.errors import ConfigError, DataError
 from vitkit.progress import SILENT, Progress
+from vitkit.storage import RemoteFolder
 
 SPLITS = ("train", "val", "test")
 _SYNONYMS = {
@@ -37,6 +38,7 @@ class Options:
     target: tuple[str, ...] = ()  # columns of a list or of Parquet that hold the numbers to be predicted
     classes_from: str = "auto"  # which folders are the classes: auto, top, leaf, or a level counted from 1
     labelled: bool = True  # False: images alone are enough, and labels are taken where there are any
+    remote: RemoteFolder | None = None  # what lies below the set, where it is a folder behind a URL
 
     def allow(self, what: str, *known: str) -> None:
         """An error when an option was given that this kind of set knows nothing about."""
@@ -56,6 +58,8 @@ class Dataset:
     notes          what was understood, for the user
     lost           what the set holds and cannot give: images without a label, the end of a shard; also in `notes`
     empty_classes  folders that look like classes but hold no image
+    files          the entry of `names` for every sample, where whole files are in one split
+    split_missing  take missing splits out of what there is, by content; False: the set has those that it names
     """
 
     def __init__(
@@ -66,6 +70,8 @@ class Dataset:
         notes: Iterable[str] = (),
         empty_classes: Iterable[str] = (),
         lost: Iterable[str] = (),
+        files: np.ndarray | None = None,
+        split_missing: bool = True,
     ) -> None:
         if not len(samples):
             raise DataError(f"{samples.name} holds no image with a label; give it one, or choose another set")
@@ -77,7 +83,7 @@ class Dataset:
             ends = zip(self.targets, samples.labels.min(axis=0), samples.labels.max(axis=0), strict=True)
             self.notes += tuple(f"values to be predicted: {name}, from {low:g} to {high:g}" for name, low, high in ends)
         self.split_by_content = not any(names)  # all of it: copies of an image are in one split
-        self.rows = _split_rows(names, samples, progress)
+        self.rows = _split_rows(names, files, samples, progress, split_missing)
         self.splits = {s: len(rows) for s, rows in self.rows.items()}
         self._opened: dict[str, Source] = {}
         self.channels = samples.channels = self._take("train" if self.splits.get("train") else "all").sniffed_channels()
@@ -96,7 +102,8 @@ class Dataset:
             if part not in self.rows:
                 have = ", ".join(self.rows)
                 raise DataError(f"{self.name} has no split {part!r}; it has {have}. Choose one, or several: train+val")
-        return self.samples.take(np.concatenate([self.rows[s] for s in wanted]), name, self.splits)
+        parts = [self.rows[s] for s in wanted]
+        return self.samples.take(np.concatenate(parts) if len(parts) > 1 else parts[0], name, self.splits)
 
     def evaluation(self) -> Source:
         return self.split(evaluation_split(self.splits))
@@ -131,23 +138,31 @@ def first_word(file: Path) -> str:
     return re.split(r"[-_.\d]", file.name.lower())[0]
 
 
-def _split_rows(names: Sequence[str] | np.ndarray, samples: Source, progress: Progress) -> dict[str, np.ndarray]:
-    """The split of every sample -> rows per split, with the missing ones taken out by content.
+def _split_rows(
+    names: Sequence[str] | np.ndarray,
+    files: np.ndarray | None,
+    samples: Source,
+    progress: Progress,
+    split_missing: bool,
+) -> dict[str, np.ndarray]:
+    """The split of every sample, or of its file -> rows per split, with the missing ones taken out by content.
 
     Samples without a name give a tenth to each of val and test, the rest to train. A set that has train but no val
     gives a tenth of train to val. The content is read only when it is needed.
     """
     written, of_row = np.unique(np.asarray(names, dtype=str), return_inverse=True)
+    if files is not None:
+        of_row = of_row[files]
     parts = {str(name): np.flatnonzero(of_row == n) for n, name in enumerate(written)}
     if "" in parts and "train" in parts:
         parts[_UNNAMED] = parts.pop("")
     origin, wanted = ("", ("val", "test")) if "" in parts else ("train", ("val",))
-    missing = [s for s in wanted if s not in parts]
+    missing = [s for s in wanted if s not in parts] if split_missing else []
     if origin in parts and (missing or not origin):
         rows, low = parts.pop(origin), 0.0
         shares = np.zeros(len(rows))
         if missing:
-            shares[:] = [samples.share(row) for row in progress.track(rows.tolist(), "splitting by content")]
+            shares[:] = samples.shares(rows, progress)
         for split in missing:
             parts[split] = rows[(shares >= low) & (shares < low + _CARVED)]
             low += _CARVED

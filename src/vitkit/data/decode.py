@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from vitkit.errors import DataError
-from vitkit.io import open_regular
+from vitkit.errors import DataError, MissingPackage, NotThere, StorageError
+from vitkit.storage import open_regular
 
 MAX_PIXELS = 178_956_970  # the limit at which Pillow speaks of a decompression bomb
 SURE_PIXELS = 1 << 24  # so many are decoded whatever the file's size; of more, each byte may stand for
@@ -110,7 +110,9 @@ def _opened(data: bytes | str | Path) -> Iterator[Image.Image]:
                 if image.width * image.height > max(SURE_PIXELS, PIXELS_PER_BYTE * len(raw)):
                     raise BadImage(f"{image.width}x{image.height} pixels are declared by a file of {len(raw):,} bytes")
                 yield image
-    except BadImage:
+    except NotThere as e:
+        raise BadImage(_reason(e, raw)) from e
+    except (BadImage, StorageError, MissingPackage):  # a server that does not answer says nothing about the image
         raise
     except Exception as e:  # Pillow's plugins raise almost anything on damaged input
         raise BadImage(_reason(e, raw)) from e

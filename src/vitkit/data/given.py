@@ -21,17 +21,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.decode import SUFFIXES, BadImage, Needed, decode, to_8_bits, upright, white_of
+from vitkit.data.decode import SUFFIXES, BadImage, Needed, decode, read_bytes, to_8_bits, upright, white_of
 from vitkit.data.preprocess import prepare, read_image, read_pixels, to_tensor
 from vitkit.data.source import Names, Source, pillow
-from vitkit.data.sources import open_data
+from vitkit.data.sources import FILES, open_data
 from vitkit.errors import ConfigError, InputError
 from vitkit.model.config import Preprocessing
 from vitkit.progress import SILENT, Progress
+from vitkit.storage import is_url, is_web, join, listing, suffix
 
 OneImage = str | Path | bytes | Image.Image | np.ndarray | Tensor
 GivenImages = OneImage | Iterable[OneImage]
-_URL = ("http://", "https://")
 _MOST = 256 << 20  # bytes of an image behind a URL
 _SECONDS = 30  # of silence until a URL is given up
 
@@ -56,14 +56,18 @@ def open_inputs(given: GivenImages, split: str | None = None, progress: Progress
     return parts[0] if len(parts) == 1 else Joined(parts)
 
 
-def is_url(given: object) -> bool:
-    return isinstance(given, str) and given.startswith(_URL)
+def is_image_url(given: object) -> bool:
+    """Whether an address is that of an image: by its ending, and on the web also where it does not say."""
+    if not is_url(given):
+        return False
+    web = is_web(str(given))
+    return suffix(str(given)) in SUFFIXES or (web and suffix(str(given)) not in FILES)
 
 
 def is_one(given: GivenImages) -> bool:
     """Whether one image was given, by itself: no list, no folder, no set, no batch."""
     if isinstance(given, str | Path):
-        return is_url(given) or (Path(given).expanduser().is_file() and bool(_paths(given, None)))
+        return is_image_url(given) or (Path(given).expanduser().is_file() and bool(_paths(given, None)))
     if isinstance(given, np.ndarray):
         return given.ndim <= 3
     return given.ndim == 3 if isinstance(given, Tensor) else isinstance(given, bytes | Image.Image)
@@ -80,13 +84,16 @@ def listed(given: GivenImages) -> list[OneImage]:
 
 def _kind(item: tuple[OneImage, list[str]]) -> str:
     given, paths = item
-    if isinstance(given, str | Path) and not is_url(given):
+    if isinstance(given, str | Path) and not is_image_url(given):
         return "files" if paths else "set"
     return "handed over"
 
 
 def _paths(given: str | Path, split: str | None) -> list[str]:
     """The paths of images; none for the name of a set."""
+    if is_url(given):
+        folder = split is None and not is_image_url(given) and suffix(str(given)) not in FILES
+        return _images_below(str(given)) if folder else []
     path = Path(given).expanduser()
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return [str(path)]
@@ -94,6 +101,14 @@ def _paths(given: str | Path, split: str | None) -> list[str]:
         return []
     paths = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
     return [str(p) for p in paths if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+
+
+def _images_below(url: str) -> list[str]:
+    """Those of a folder behind a URL; none where it holds a set in large files."""
+    below = listing(url)
+    if below.paths(".tar") or below.paths(".parquet"):
+        return []
+    return [join(f.url, name) for f in below.walk() for name in sorted(f.files) if suffix(name) in SUFFIXES]
 
 
 def _source(name: str, paths: Sequence[str]) -> Source:
@@ -130,6 +145,8 @@ def to_pixels(given: object) -> Tensor:
 
 def fetch(url: str) -> bytes:
     """What is behind a URL, as a person would see it in a browser. Raises `BadImage`."""
+    if not is_web(url):
+        return read_bytes(url)
     request = urllib.request.Request(url, headers={"User-Agent": "vitkit"})
     try:
         with closing(urllib.request.urlopen(request, timeout=_SECONDS)) as answer:
@@ -179,6 +196,18 @@ class Joined(Source):
     def where(self, index: int) -> str:
         source, own = self._find(index)
         return source.where(own)
+
+    @property
+    def labelled(self) -> bool:
+        return any(part.labelled for part in self.parts)
+
+    def label_name(self, index: int) -> str:
+        source, own = self._find(index)
+        return source.label_name(own) if source.labelled else ""
+
+    def split_of(self, index: int) -> str:
+        source, own = self._find(index)
+        return source.split_of(own) if source.labelled else ""
 
     def pixels_of(self, index: int, pre: Preprocessing, channels: int) -> Tensor:
         source, own = self._find(index)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 
 import numpy as np
 
 from vitkit.data.dataset import Dataset
 from vitkit.data.source import PackedSource, Source
+from vitkit.storage import stamp
 
 _SHOWN = 5
 
@@ -29,7 +29,7 @@ def identity(data: Dataset) -> dict[str, str]:
 
 def containers(source: Source) -> dict[str, str]:
     files = source.files if isinstance(source, PackedSource) else ()
-    return {f"file {os.fsencode(file).decode(errors='backslashreplace')}": _stamp(file) for file in files}
+    return {f"file {os.fsencode(file).decode(errors='backslashreplace')}": stamp(file) for file in files}
 
 
 def digest(source: Source, rows: Iterable[int]) -> str:
@@ -40,7 +40,7 @@ def digest(source: Source, rows: Iterable[int]) -> str:
         if source.pixels is not None:
             found.update(source.pixels[row].contiguous().numpy().data)
         elif not isinstance(source, PackedSource):
-            found.update(_stamp(source.names[row]).encode())
+            found.update(stamp(source.names[row]).encode())
     return found.hexdigest()
 
 
@@ -50,17 +50,9 @@ def key(source: Source, row: int) -> str:
     if source.pixels is not None:
         found.update(source.pixels[row].contiguous().numpy().data)
     else:
-        file = source.files[source.places[row, 0]] if isinstance(source, PackedSource) else source.names[row]
-        found.update(_stamp(file).encode())
+        file = source.file_of(row) if isinstance(source, PackedSource) else source.names[row]
+        found.update(stamp(file).encode())
     return found.hexdigest()
-
-
-def _stamp(path: str) -> str:
-    """The size of a file and when it was written to; nothing where there is none."""
-    with suppress(OSError, ValueError):
-        status = os.stat(path)
-        return f"{status.st_size:,} bytes {status.st_mtime_ns}"
-    return ""
 
 
 def difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:

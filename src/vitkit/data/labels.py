@@ -11,6 +11,7 @@ import numpy as np
 
 from vitkit.errors import DataError, as_text, did_you_mean
 from vitkit.io import parse_json
+from vitkit.storage import RemoteFolder, beside
 
 _LABEL_COLUMNS = ("label", "labels", "class", "classes", "target", "category")
 UNLABELLED = ("",)  # the classes of images that nobody labelled: one without a name
@@ -150,11 +151,18 @@ def _json_list(text: str) -> list[object]:
         raise DataError(f'the labels {text[:80]!r} are no JSON list ({e}); write ["a", "b"] or a|b') from e
 
 
-def named_classes(folder: Path, classes: list[str]) -> list[str]:
-    """Names from a list beside the set, one line per class, when labels are numbers."""
-    found = (folder / name for name in ("classes.txt", "synsets.txt", "synset_words.txt", "labels.txt", "names.txt"))
-    listed = next((path for path in found if path.is_file()), None)
-    if listed is None or not all(_WHOLE.fullmatch(c) and c[0] != "-" for c in classes):
+_CLASS_LISTS = ("classes.txt", "synsets.txt", "synset_words.txt", "labels.txt", "names.txt")
+
+
+def named_classes(folder: Path | str | RemoteFolder, classes: list[str]) -> list[str]:
+    """Names from a list beside the set, one line per class, when labels are numbers; text is a URL."""
+    if not all(_WHOLE.fullmatch(c) and c[0] != "-" for c in classes):
+        return classes
+    if not isinstance(folder, Path):
+        listed = beside(folder, _CLASS_LISTS)
+    else:
+        listed = next((folder / name for name in _CLASS_LISTS if (folder / name).is_file()), None)
+    if listed is None:
         return classes
     names = [
         as_text(line.strip()) for line in listed.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +33,8 @@ from torch.utils.data import DataLoader, Dataset
 from vitkit.data.augment import Augment
 from vitkit.data.badfiles import BadFiles
 from vitkit.data.decode import BadImage
-from vitkit.data.samples import Batch, Order, Samples, epoch_order
+from vitkit.data.order import EpochOrder, InOrder, Order, epoch_order
+from vitkit.data.samples import Batch, Samples
 from vitkit.data.source import Source
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.model.config import AnyConfig, Preprocessing
@@ -42,8 +43,14 @@ from vitkit.progress import SILENT, Progress
 AHEAD = 2  # results that each process keeps ready; batches that threads read while one is computed
 Item = TypeVar("Item")
 T = TypeVar("T")
+In = TypeVar("In", covariant=True)
 Work = tuple[int, Order]  # epoch and samples of one batch
 Result = Batch | bytes | VitkitError  # a batch in shared memory, or pickled
+
+
+class Items(Protocol[In]):
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[In]: ...
 
 
 class Loader:
@@ -97,7 +104,7 @@ class Loader:
         self.workers = 0 if self.samples.pixels is not None else workers
         self.bad_files = bad_files if bad_files is not None else BadFiles(total=len(source))
         self.epoch = self.step = 0
-        self._feed: list[Work] = []  # of the coming epoch, handed to the processes in order
+        self._feed = _Feed(rank, world_size)  # what the processes of this rank load, in order
         self._processes: DataLoader[Result] | None = None
 
     def __len__(self) -> int:
@@ -115,19 +122,18 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """The batches of this epoch that are still to come. On a rank, the last of an evaluation may be empty."""
         order = epoch_order(self.source, self.seed, self.epoch, shuffle=self.training, balanced=self.balanced)
-        parts = [order.part(s, self.batch_size, self.rank, self.world_size) for s in range(self.step, len(self))]
-        for batch in self._load(self.epoch, parts):
+        self._feed.fill(self.epoch, order, self.batch_size, range(self.step, len(self)))
+        for batch in self._load():
             self.bad_files.record(*batch.bad)
             self.step += 1
             yield batch
         self.epoch, self.step = self.epoch + 1, 0
 
-    def _load(self, epoch: int, parts: list[Order]) -> Iterator[Batch]:
+    def _load(self) -> Iterator[Batch]:
         if not self.workers:
-            for part in parts:
+            for epoch, part in self._feed:
                 yield self.samples.load(epoch, part)
             return
-        self._feed[:] = [(epoch, part) for part in parts]
         if self._processes is None:
             shape = (self.batch_size // self.world_size + 1, self.samples.channels, *self.pre.size)
             by_pipe = not _fits_shared_memory(int(np.prod(shape)) * self.workers * (AHEAD + 1))
@@ -159,6 +165,23 @@ class Loader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class _Feed:
+    """The work of a rank in an epoch; each item is made when it is asked for."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.place, self.epoch, self.batch_size, self.steps = (rank, world_size), 0, 1, range(0)
+        self.order: EpochOrder = InOrder(0)
+
+    def fill(self, epoch: int, order: EpochOrder, batch_size: int, steps: range) -> None:
+        self.epoch, self.order, self.batch_size, self.steps = epoch, order, batch_size, steps
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Work]:
+        return ((self.epoch, self.order.part(step, self.batch_size, *self.place)) for step in self.steps)
 
 
 def _load_batch(samples: Samples, by_pipe: bool, item: Work) -> Result:
@@ -233,7 +256,7 @@ def in_order(job: Callable[[int], T], count: int, workers: int, what: str, progr
             raise explain(e, results) from e
 
 
-def processes(job: Callable[[Item], T], items: Sequence[Item], workers: int, keep: bool = False) -> DataLoader[T]:
+def processes(job: Callable[[Item], T], items: Items[Item], workers: int, keep: bool = False) -> DataLoader[T]:
     """Iterating does the job for what `items` then holds, in order, in so many processes; they may be kept."""
     return DataLoader(
         _Jobs(job),

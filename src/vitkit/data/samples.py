@@ -1,8 +1,7 @@
-"""Which samples, in which order; and from their numbers to the tensors of one batch, as a loading process makes them.
+"""From the numbers of samples to the tensors of one batch, as a loading process makes them.
 
-The order of an epoch is a function of (seed, epoch) and the set. It is cut into global batches; each rank takes its
-contiguous part of every one. `Samples` knows nothing of that; it can be pickled and run anywhere. A sample that
-cannot be read is replaced by another of its class, chosen by its number alone, and reported.
+`Samples` knows nothing of ranks; it can be pickled and run anywhere. A sample that cannot be read is replaced by
+another of its class, chosen by its number alone, and reported.
 
 Shapes: B samples, C channels, H x W pixels of the model's input.
 """
@@ -21,58 +20,13 @@ from torch import Tensor
 from vitkit.data.augment import Augment, crop_kind, random_box
 from vitkit.data.badfiles import BadFile
 from vitkit.data.decode import BadImage
-from vitkit.data.keys import Keys, permutation, sample_keys, uniforms
+from vitkit.data.keys import Keys, sample_keys, uniforms
+from vitkit.data.order import Order
 from vitkit.data.preprocess import RESAMPLING, match_channels, prepare_pixels, resize, to_tensor
 from vitkit.data.source import Source
 from vitkit.data.vary import crop_and_flip, shift_and_flip, vary
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import DataError
 from vitkit.model.config import Preprocessing
-
-_MIXED_BLOCKS = 4  # blocks of a large set (shards, row groups) that are shuffled together
-
-
-@dataclass(frozen=True)
-class Order:
-    """Samples in the order of an epoch."""
-
-    indices: np.ndarray
-    repeats: np.ndarray  # earlier draws of the same sample
-
-    def part(self, step: int, batch_size: int, rank: int, world_size: int) -> Order:
-        """The part of a global batch that one rank loads."""
-        low, high = step * batch_size, min((step + 1) * batch_size, len(self.indices))
-        own = slice(*(low + (high - low) * r // world_size for r in (rank, rank + 1)))
-        return Order(self.indices[own], self.repeats[own])
-
-
-def epoch_order(source: Source, seed: int, epoch: int, shuffle: bool, balanced: bool = False) -> Order:
-    if balanced:
-        return _balanced(source, seed, epoch)
-    indices = np.arange(len(source))
-    if shuffle and source.blocks is None:
-        indices = permutation(seed, epoch, len(source))
-    elif shuffle and source.blocks is not None:  # in random order, a few at a time, their samples shuffled together
-        names, block = np.unique(source.blocks, return_inverse=True)
-        turn = np.argsort(permutation(seed, epoch, len(names), "blocks"))  # when each block has its turn
-        indices = np.lexsort((sample_keys(seed, epoch, indices), turn[block] // _MIXED_BLOCKS))
-    return Order(indices, np.zeros(len(source), dtype=np.int64))
-
-
-def _balanced(source: Source, seed: int, epoch: int) -> Order:
-    """As many draws as samples, the same number from every class; small classes repeat theirs."""
-    if source.label_kind != "classes":
-        raise ConfigError("balanced sampling needs one class per image; with several labels use class weights")
-    members = [m for m in source.members if len(m)]
-    draws = np.arange(len(source))
-    turn, kind = draws // len(members), draws % len(members)
-    indices, repeats = np.empty_like(draws), np.empty_like(draws)
-    for k, of_class in enumerate(members):
-        mixed = of_class[permutation(seed, epoch, len(of_class), f"class {k}")]
-        mine = kind == k
-        indices[mine] = mixed[turn[mine] % len(mixed)]
-        repeats[mine] = turn[mine] // len(mixed)
-    shuffled = permutation(seed, epoch, len(draws), "balanced")
-    return Order(indices[shuffled], repeats[shuffled])
 
 
 @dataclass

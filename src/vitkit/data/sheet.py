@@ -11,8 +11,9 @@ from PIL import Image, ImageDraw, ImageFont
 from vitkit.data.augment import Augment, mix
 from vitkit.data.decode import BadImage
 from vitkit.data.keys import permutation
+from vitkit.data.order import Order
 from vitkit.data.preprocess import denormalise, normalise
-from vitkit.data.samples import Batch, Order, Samples, one_thread
+from vitkit.data.samples import Batch, Samples, one_thread
 from vitkit.data.source import Source, pillow
 from vitkit.model.config import Preprocessing
 

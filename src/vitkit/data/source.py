@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -25,12 +25,14 @@ from vitkit.data.decode import BadImage, Needed, decode, header, to_channels
 from vitkit.data.labels import UNLABELLED
 from vitkit.data.preprocess import read_image, read_pixels
 from vitkit.errors import DataError, did_you_mean
-from vitkit.io import open_regular
 from vitkit.model.config import Preprocessing
+from vitkit.progress import Progress
+from vitkit.storage import file_size, open_regular
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+Rows = TypeVar("Rows", np.ndarray, Tensor)
 LabelKind = Literal["classes", "labels", "values"]
 _AT_ONCE = 1 << 16  # names that are gathered at once
 
@@ -46,6 +48,21 @@ class Names:
         encoded = [os.fsencode(name) for name in names]
         self._ends = np.cumsum([len(e) for e in encoded], dtype=np.int64)
         self._bytes = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+
+    @classmethod
+    def joined(cls, content: bytes | bytearray, ends: np.ndarray) -> Names:
+        """Of names one after another, and where each ends."""
+        names = cls()
+        names._ends, names._bytes = ends, np.frombuffer(content, dtype=np.uint8)
+        return names
+
+    @property
+    def ends(self) -> np.ndarray:
+        return self._ends
+
+    @property
+    def content(self) -> bytes:
+        return self._bytes.tobytes()
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -67,6 +84,37 @@ class Names:
             pieces.append(self._bytes[np.arange(lengths[some].sum()) + np.repeat(moved, lengths[some])])
         taken._bytes = np.concatenate(pieces)
         return taken
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Samples file by file: file k has `sizes[k]` of them, which are numbered from `starts[k]` on."""
+
+    starts: np.ndarray
+    sizes: np.ndarray
+    sorted: np.ndarray | None  # the samples by file, where those of one do not have neighbouring numbers
+
+    @classmethod
+    def of(cls, files: np.ndarray) -> Runs:
+        """`files`: the number of the file of every sample."""
+        order, starts = None, _changes(files)
+        if len(np.unique(files[starts])) < len(starts):
+            order = np.argsort(files, kind="stable")
+            starts = _changes(files[order])
+        return cls(starts, np.diff(starts, append=len(files)), order)
+
+
+def _changes(values: np.ndarray) -> np.ndarray:
+    """Where a value differs from the one before it; 0 is such a place."""
+    return np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+
+
+def _picked(whole: Rows, rows: np.ndarray) -> Rows:
+    """whole[rows]; neighbours are not copied."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+        return whole[int(rows[0]) : int(rows[-1]) + 1]
+    picked: Rows = whole[rows]
+    return picked
 
 
 @dataclass(eq=False, repr=False)
@@ -100,12 +148,12 @@ class Source:
 
     def take(self, rows: np.ndarray, split: str | None = None, splits: dict[str, int] | None = None) -> Self:
         part = copy.copy(self)
-        for cached in ("counts", "members", "groups"):
+        for cached in ("counts", "members", "groups", "runs"):
             part.__dict__.pop(cached, None)
         for key in self.per_sample:
             whole = getattr(self, key)
             if whole is not None:
-                setattr(part, key, whole.take(rows) if isinstance(whole, Names) else whole[rows])
+                setattr(part, key, whole.take(rows) if isinstance(whole, Names) else _picked(whole, rows))
         part.split, part.splits = split or self.split, splits or self.splits
         return part
 
@@ -127,8 +175,22 @@ class Source:
         return "labels" if self.labels.ndim == 2 else "classes"
 
     @property
+    def spread_out(self) -> bool:
+        """True where all images are read equally fast, wherever they are."""
+        return self.blocks is None
+
+    @property
     def labelled(self) -> bool:
-        return self.classes != UNLABELLED
+        return self.classes != UNLABELLED and bool(self.classes or self.targets)
+
+    def split_of(self, index: int) -> str:
+        """The split of a sample; those of several splits stand one after the other."""
+        names = list(self.splits) if self.split == "all" else self.split.split("+")
+        for name in names if len(names) > 1 else ():
+            if index < (count := self.splits.get(name, 0)):
+                return name
+            index -= count
+        return names[0] if names else self.split
 
     @property
     def multi_label(self) -> bool:
@@ -164,10 +226,15 @@ class Source:
             return self.channels
         modes = set()
         spread = range(0, len(self), max(1, len(self) // 16))
-        for index in spread if self.blocks is None else range(min(4, len(self))):  # of blocks, one is read
+        for index in spread if self.spread_out else range(min(4, len(self))):  # of blocks, one is read
             with suppress(BadImage):  # it will be met again, and named, when it is decoded
                 modes.add(header(self.encoded(index)).mode)
         return 1 if modes and all(m in ("1", "L", "LA", "F") or m.startswith("I") for m in modes) else 3
+
+    @cached_property
+    def runs(self) -> Runs | None:
+        """The samples by file, where many are in one and each is a read of its own; else None."""
+        return None
 
     def label_name(self, index: int) -> str:
         """The label of a sample in words: its class; several joined with "|"; or its values."""
@@ -200,14 +267,16 @@ class Source:
 
     def length(self, index: int) -> int:
         """Of the encoded image in bytes; 0 where it takes reading to know."""
-        with suppress(OSError, ValueError):
-            return 0 if self.pixels is not None else os.stat(self.names[index]).st_size
-        return 0
+        return 0 if self.pixels is not None else file_size(self.names[index])
 
     def share(self, index: int) -> float:
         """A number in [0, 1) by the content of the image, for splits that have to be made."""
         content = self.pixels[index].numpy().tobytes() if self.pixels is not None else self.encoded(index)
-        return content_share(content if isinstance(content, bytes) else _ends_of(content))
+        return content_number(content if isinstance(content, bytes) else _ends_of(content)) / 2**64
+
+    def shares(self, rows: np.ndarray, progress: Progress) -> np.ndarray:
+        """`share` of many samples."""
+        return np.array([self.share(row) for row in progress.track(rows.tolist(), "splitting by content")])
 
 
 @dataclass(eq=False, repr=False)
@@ -219,6 +288,9 @@ class PackedSource(Source):
 
     per_sample = (*Source.per_sample, "places")
 
+    def file_of(self, index: int) -> str:
+        return self.files[int(self.places[index, 0])]
+
 
 def pillow(pixels: Tensor) -> Image.Image:
     """uint8 (C, H, W) -> an image; of other than one or three channels the first is shown."""
@@ -226,9 +298,9 @@ def pillow(pixels: Tensor) -> Image.Image:
     return Image.fromarray(rows if rows.shape[2] == 3 else rows[:, :, 0])
 
 
-def content_share(content: bytes) -> float:
-    """A number in [0, 1) that depends on the content only: the same for equal files, wherever they are."""
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
+def content_number(content: bytes) -> int:
+    """64 bits that depend on the content only: the same for equal files, wherever they are."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
 
 
 def _ends_of(path: str | Path) -> bytes:

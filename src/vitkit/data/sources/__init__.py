@@ -15,6 +15,7 @@ from vitkit.data.dataset import Dataset, Options
 from vitkit.data.sources import arrays, folder, lists, named, parquet, shards
 from vitkit.errors import ConfigError, DataError, did_you_mean
 from vitkit.progress import SILENT, Progress
+from vitkit.storage import RemoteFolder, is_url, listing, suffix
 
 
 class Kind(Protocol):
@@ -35,6 +36,14 @@ SOURCES: dict[str, Kind] = {
 }
 
 
+FILES = (".tar", ".csv", ".tsv", ".jsonl", ".parquet", ".txt", ".npz")  # that are a set by themselves
+
+
+def _kind_of(below: RemoteFolder) -> Kind:
+    """Of a folder behind a URL, by what it holds."""
+    return shards if below.paths(".tar") else parquet if below.paths(".parquet") else folder
+
+
 def open_data(
     data: str | os.PathLike[str],
     progress: Progress = SILENT,
@@ -47,25 +56,27 @@ def open_data(
 
     data          a name (digits, mnist, fashion-mnist, cifar10), a folder of classes (alone or inside train/,
                   val/, test/), a list (.csv .tsv .jsonl .parquet .txt), .npz arrays, Parquet with images inside,
-                  or WebDataset shards (shards/train-{0000..0099}.tar, or their folder)
+                  or WebDataset shards (shards/train-{0000..0099}.tar, or their folder); any of them also by its URL
+                  (s3://, gs://, az://, hf://, https://)
     progress      shows how far a long scan is, and what was understood
     target        the columns of a list or of Parquet that hold the numbers to be predicted
     classes_from  which folders are the classes: "top", "leaf", a level counted from 1, or "auto": the innermost
                   ones when those above hold no images
     labelled      False: images alone are enough, also a flat folder; labels are taken where every image has one
     """
-    text = str(Path(data).expanduser())
+    text = str(data) if is_url(data) else str(Path(data).expanduser())
     columns = (target,) if isinstance(target, str) else tuple(target)
     level = str(classes_from)
     if level not in ("auto", "top", "leaf") and (not level.isdecimal() or int(level) < 1):
         raise ConfigError(f"classes_from={level!r} must be auto, top, leaf or a level: 1, 2, 3 ...")
-    for kind in SOURCES.values():
-        if kind.matches(text):
-            dataset = kind.open(text, Options(tuple(c for c in columns if c), level, labelled), progress)
+    below = listing(text) if is_url(text) and suffix(text) not in FILES else None
+    for kind in SOURCES.values() if below is None else (_kind_of(below),):
+        if below is not None or kind.matches(text):
+            dataset = kind.open(text, Options(tuple(c for c in columns if c), level, labelled, below), progress)
             for note in dataset.notes:
                 progress.note(note)
             return dataset
-    if os.path.exists(text):
+    if is_url(text) or os.path.exists(text):
         raise DataError(f"{text} is not a set of images: vitkit reads {', '.join(SOURCES)}")
     raise DataError(
         f"there is no file or folder {text!r}, and no set of that name.{did_you_mean(text, named.NAMES)} "

@@ -24,6 +24,7 @@ from vitkit.data.labels import UNLABELLED
 from vitkit.data.source import Names, Source
 from vitkit.errors import DataError, as_text
 from vitkit.progress import Progress
+from vitkit.storage import is_url, local, suffix
 
 Part = tuple[np.ndarray, np.ndarray]  # images (N, C, H, W) and labels
 
@@ -34,12 +35,12 @@ _AT_ONCE = 256  # images that are converted at once
 
 
 def matches(data: str) -> bool:
-    return Path(data).suffix.lower() == ".npz" and Path(data).is_file()
+    return suffix(data) == ".npz" and (is_url(data) or Path(data).is_file())
 
 
 def open(data: str, options: Options, progress: Progress) -> Dataset:
     options.allow(data)
-    path = Path(data)
+    path = local(data)
     try:
         with zipfile.ZipFile(path) as archive:
             _check_size(path, archive)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,9 @@ from vitkit.data.labels import UNLABELLED
 from vitkit.data.source import Names, Source
 from vitkit.errors import DataError, as_text
 from vitkit.progress import Progress
+from vitkit.storage import RemoteFolder, join
 
+Root = Path | RemoteFolder
 Folder = tuple[str, ...]  # the names of the folders that an image lies in, from the folder of the split on
 Found = list[tuple[str, Folder, str]]  # split, folder and path of every image
 
@@ -32,11 +34,12 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
     options.allow(data, "classes_from")
     notes: list[str] = []
     lost: list[str] = []
-    found, empty = _scan(Path(data), lost)
+    root = options.remote or Path(data)
+    found, empty = _scan(root, lost)
     loose_in_splits = {folder[0] for _, folder, _ in found if is_split(folder[0])}
     if not options.labelled and (not found or lost or loose_in_splits):  # not every image is in the folder of a class
-        return _open_flat(data, progress)
-    if not found and (loose := _loose(Path(data))):
+        return _open_flat(data, root, progress)
+    if not found and (loose := _loose(root)):
         raise DataError(
             f"{data} holds {loose} images but no folders of classes; move each image into a folder named "
             f"after its class, or list them in a .csv with the columns path,label"
@@ -52,20 +55,19 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
     return Dataset(samples, splits, progress, notes, empty, lost)
 
 
-def _open_flat(data: str, progress: Progress) -> Dataset:
+def _open_flat(data: str, root: Root, progress: Progress) -> Dataset:
     """Every image below a folder, without labels; only the folders of splits have a meaning."""
-    root = Path(data)
     found = [path for _, path in _images(root)]
     if not found:
         raise DataError(f"{data} holds no images; vitkit reads {' '.join(sorted(SUFFIXES))}. Choose another folder")
-    tops = [Path(path).relative_to(root).parts for path in found]
+    tops = [Path(path[len(str(root)) :].lstrip("/\\")).parts for path in found]
     splits = [split_name(parts[0]) if len(parts) > 1 and is_split(parts[0]) else "" for parts in tops]
     splits = splits if "train" in splits else [""] * len(splits)
     samples = Source(name=data, classes=UNLABELLED, labels=np.zeros(len(found), np.int64), names=Names(found))
     return Dataset(samples, splits, progress)
 
 
-def _scan(folder: Path, lost: list[str]) -> tuple[Found, list[str]]:
+def _scan(folder: Root, lost: list[str]) -> tuple[Found, list[str]]:
     """Every image in a folder of classes, in an order that does not depend on the file system; and empty classes."""
     found: Found = []
     empty: list[str] = []
@@ -85,7 +87,7 @@ def _scan(folder: Path, lost: list[str]) -> tuple[Found, list[str]]:
     return found, sorted(empty)
 
 
-def _split_folders(folder: Path) -> list[tuple[str, Path]]:
+def _split_folders(folder: Root) -> Sequence[tuple[str, Root]]:
     """The folders of the splits, known ones first; [("", folder)] when there are none."""
     below = _directories(folder)
     known = {split_name(d.name) for d in below if is_split(d.name) and _directories(d)}
@@ -95,7 +97,9 @@ def _split_folders(folder: Path) -> list[tuple[str, Path]]:
     return sorted(named, key=lambda s: (*SPLITS, s[0]).index(s[0]))
 
 
-def _directories(folder: Path) -> list[Path]:
+def _directories(folder: Root) -> Sequence[Root]:
+    if isinstance(folder, RemoteFolder):
+        return [below for name, below in sorted(folder.folders.items()) if not name.startswith(".")]
     try:
         with os.scandir(folder) as entries:
             return sorted(Path(e.path) for e in entries if not e.name.startswith(".") and _is_folder(e))
@@ -108,8 +112,13 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
-def _images(top: Path) -> Iterator[tuple[Folder, str]]:
+def _images(top: Root) -> Iterator[tuple[Folder, str]]:
     """The images in a folder of a class and in those inside it."""
+    if isinstance(top, RemoteFolder):
+        for folder in top.walk():
+            inside = (top.name, *filter(None, folder.url.removeprefix(top.url).split("/")))
+            yield from ((inside, join(folder.url, file)) for file in sorted(folder.files) if _is_image(file))
+        return
     seen = set(map(str, top.resolve().parents))
     for where, below, files in os.walk(top, followlinks=True):
         real = os.path.realpath(where)
@@ -128,7 +137,9 @@ def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")
 
 
-def _loose(folder: Path) -> int:
+def _loose(folder: Root) -> int:
+    if isinstance(folder, RemoteFolder):
+        return sum(map(_is_image, folder.files))
     return sum(_is_image(entry.name) and not _is_folder(entry) for entry in os.scandir(folder))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -23,9 +24,10 @@ from vitkit.data.dataset import Dataset, Options, first_word, is_split, split_na
 from vitkit.data.decode import SUFFIXES
 from vitkit.data.labels import UNLABELLED, encode_labels, find_column, named_classes, read_labels
 from vitkit.data.source import Names, Source
-from vitkit.errors import DataError, MissingPackage
+from vitkit.errors import DataError, MissingPackage, StorageError
 from vitkit.io import parse_json
 from vitkit.progress import Progress
+from vitkit.storage import above, is_url, is_web, listing, local, named_in, suffix
 
 _PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
 _SUFFIX = "|".join(re.escape(suffix) for suffix in sorted(SUFFIXES))
@@ -36,13 +38,15 @@ Row = dict[str, object]
 
 
 def matches(data: str) -> bool:
+    if is_url(data):
+        return suffix(data) in (".csv", ".tsv", ".jsonl", ".parquet", ".txt")
     path = Path(data)
     is_table = path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".parquet") and path.is_file()
     return is_table or bool(_texts(path))
 
 
 def open(data: str, options: Options, progress: Progress) -> Dataset:
-    path = Path(data)
+    path = local(data)
     texts = _texts(path)
     if texts:
         options.allow(data)
@@ -66,9 +70,20 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
     splits = [split_name(row.get("split")) for row in rows]
     if any(splits) and not all(splits):
         raise DataError(f"{path}, row {splits.index('') + 2} has no split, other rows have; write train, val or test")
-    files = Names(str(path.parent / str(row[path_column])) for row in rows)
+    files = Names(_located(data, [str(row[path_column]) for row in rows], path.parent))
     samples = Source(name=data, labels=labels, names=files, classes=tuple(classes), targets=targets)
     return Dataset(samples, splits, progress, notes)
+
+
+def _located(data: str, rows: list[str], base: Path) -> list[str]:
+    """Where the images are that the rows of a list name: URLs, or paths from the folder of the list."""
+    if not is_url(data):  # the user's own list: its rows may lead anywhere
+        return [row if is_url(row) else str(base / row) for row in rows]
+    found = [named_in(data, row) for row in rows]
+    if not is_web(data) and any(not is_url(row) for row in rows):
+        with suppress(StorageError):  # one listing tells sizes and versions of all; without it each is asked for
+            listing(above(data))
+    return found
 
 
 def _read_rows(path: Path) -> list[Row]:
@@ -123,13 +138,17 @@ def _open_texts(data: str, lists: list[Path], progress: Progress, labelled: bool
     rows: list[tuple[str, str, str]] = []  # path, label and split of every image
     for path, split in zip(lists, splits_of_files(lists, lists[0].parent), strict=True):
         pairs = _read_pairs(path, labelled)
+        if is_url(data):
+            located = _located(data, [file for file, _ in pairs], path.parent)
+            rows += [(file, label, split) for file, (_, label) in zip(located, pairs, strict=True)]
+            continue
         own = path.parent  # paths are relative to the folder of the list, or to one beside it
         near = (own, own / path.stem, own / "images", own.parent)
         base = next((folder for folder in near if (folder / pairs[0][0]).exists()), own)
-        rows += [(str(base / file), label, split) for file, label in pairs]
+        rows += [(file if is_url(file) else str(base / file), label, split) for file, label in pairs]
     if all(label for _, label, _ in rows):
         classes, labels = encode_labels([label for _, label, _ in rows])
-        classes = named_classes(lists[0].parent, classes)
+        classes = named_classes(above(data) if is_url(data) else lists[0].parent, classes)
     else:
         classes, labels = [*UNLABELLED], np.zeros(len(rows), np.int64)
     samples = Source(name=data, labels=labels, names=Names(file for file, _, _ in rows), classes=tuple(classes))

@@ -22,9 +22,10 @@ from vitkit.data.decode import BadImage
 from vitkit.data.labels import UNLABELLED, encode_labels, read_labels, zeros_and_ones
 from vitkit.data.source import Names, PackedSource
 from vitkit.data.sources.lists import require_pyarrow
-from vitkit.errors import DataError, MissingPackage, as_text
+from vitkit.errors import DataError, MissingPackage, StorageError, as_text
 from vitkit.io import parse_json
 from vitkit.progress import Progress
+from vitkit.storage import is_url, local, suffix
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray, Schema
@@ -40,9 +41,11 @@ class ParquetSource(PackedSource):
 
     def encoded(self, index: int) -> bytes:
         file, group, row = (int(n) for n in self.places[index])
-        path = self.files[file]
         try:
+            path = str(local(self.files[file]))
             cell = _read_column(path, os.stat(path).st_mtime_ns, group, self.column)[row].as_py()
+        except StorageError:
+            raise
         except Exception as e:  # pyarrow raises almost anything on damaged input
             raise BadImage(f"row group {group} cannot be read: {e}") from e
         content = cell.get("bytes") if isinstance(cell, dict) else cell
@@ -59,13 +62,17 @@ def matches(data: str) -> bool:
     path = Path(data)
     if path.is_dir():
         return next(path.rglob("*.parquet"), None) is not None
-    return path.suffix.lower() == ".parquet" and path.is_file() and _image_column(_schema(path)) is not None
+    if suffix(data) != ".parquet" or not (is_url(data) or path.is_file()):
+        return False
+    return _image_column(_schema(local(data))) is not None
 
 
 def open(data: str, options: Options, progress: Progress) -> Dataset:
     options.allow(data, "target")
     path = Path(data)
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    named = sorted(str(file) for file in path.rglob("*.parquet")) if path.is_dir() else [data]
+    named = options.remote.paths(".parquet") if options.remote is not None else named
+    files = [local(name) for name in progress.track(named, "opening Parquet")]
     schema = _schema(files[0])
     column = _image_column(schema)
     if column is None:
@@ -88,14 +95,14 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
         data,
         classes=tuple(classes),
         labels=labels[known],
-        names=Names(f"{files[f]}:row {g}.{r}" for f, g, r in places),
+        names=Names(f"{named[f]}:row {g}.{r}" for f, g, r in places),
         blocks=places[:, 0] * 1_000_000 + places[:, 1],
         targets=targets,
-        files=tuple(str(f) for f in files),
+        files=tuple(named),
         places=places,
         column=column,
     )
-    splits = np.array(splits_of_files(files, path))[places[:, 0]]
+    splits = np.array(splits_of_files([Path(name) for name in named], path))[places[:, 0]]
     return Dataset(samples, splits, progress, notes, lost=lost)
 
 
