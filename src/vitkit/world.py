@@ -19,6 +19,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError, VitkitError
 
 T = TypeVar("T")
+_PEER_GONE = r"Connection (closed|reset) by peer|Broken pipe|Software caused connection abort"
 
 
 def accelerators() -> list[torch.device]:
@@ -89,7 +90,12 @@ def join(device: str = "") -> World:
         torch.cuda.set_device(chosen)
     if size > 1 and not dist.is_initialized():
         backend = "cuda:nccl,cpu:gloo" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, **_meeting_point())
+        try:
+            dist.init_process_group(backend, **_meeting_point())
+        except dist.DistError as e:
+            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            what = f"the other processes were not found at {where} ({str(e).splitlines()[0]})"
+            raise VitkitError(f"{what}; with nodes that come and go set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1") from e
     return World(dist.get_rank(), dist.get_world_size(), chosen) if dist.is_initialized() else World(0, 1, chosen)
 
 
@@ -120,17 +126,21 @@ def joined(device: str = "") -> Iterator[World]:
             leave()
 
 
+class PeerGone(VitkitError):
+    """Another process of the same command has ended: whoever starts processes may start them again."""
+
+
 @contextmanager
 def ends_with_others() -> Iterator[None]:
     """Whoever waits for a process that has ended hears of it from the network within a second; here in words."""
     try:
         yield
     except RuntimeError as e:
-        if os.environ.get("WORLD_SIZE", "1") == "1" or not re.search(r"Connection (closed|reset) by peer", str(e)):
+        if os.environ.get("WORLD_SIZE", "1") == "1" or not re.search(_PEER_GONE, str(e)):
             raise
         rank = os.environ.get("RANK", "?")
         what = f"process {rank} ends because another one of the same command has ended"
-        raise VitkitError(f"{what}; the message of that one says why") from e
+        raise PeerGone(f"{what}; the message of that one says why") from e
 
 
 def ensure_group() -> None:

@@ -23,6 +23,7 @@ from vitkit.checkpoints.family import Checkpoint, Opened
 from vitkit.checkpoints.files import in_words
 from vitkit.checkpoints.options import ModelOptions
 from vitkit.checkpoints.source import locate, on_hub, open_path
+from vitkit.checkpoints.step import is_step, read_step
 from vitkit.checkpoints.strict import check_fit
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.model import zoo
@@ -32,6 +33,7 @@ from vitkit.model.config import AnyConfig, ResNetConfig, Size, ViTConfig
 from vitkit.model.patches import conv_to_linear, linear_to_conv
 from vitkit.model.positions import POSITIONS
 from vitkit.model.rotary import Rotary
+from vitkit.storage import is_url
 
 SizeLike = int | str | tuple[int, int]
 
@@ -93,6 +95,8 @@ def open_checkpoint(source: str | Path, options: ModelOptions | None = None, **s
         return Checkpoint(model.config, model.state_dict(), notes=["fresh weights"], format="zoo", source=str(source))
     path = locate(source)
     with in_words(str(source), str(path)):
+        if is_step(path):
+            return dataclasses.replace(read_step(path), source=str(source))
         opened = open_path(path, as_named=options.map is not None)
         format = "map" if options.map is not None else _recognise(opened)
         read = mapped.read(opened, options) if options.map is not None else family(format).read(opened, options)
@@ -120,7 +124,7 @@ def _from_zoo(source: str | Path) -> AnyConfig | None:
 
 def find_config(source: str, options: ModelOptions | None = None) -> AnyConfig:
     """The configuration behind a name of the zoo or a checkpoint, with what `options` change."""
-    is_file = on_hub(source) or Path(source).exists() or ("/" in source.strip("/") and "." in source)
+    is_file = on_hub(source) or is_url(source) or Path(source).exists() or ("/" in source.strip("/") and "." in source)
     config = open_checkpoint(source, options).config if is_file and not _from_zoo(source) else zoo.config(source)
     return config.replace(**options.changes) if options is not None and options.changes else config
 

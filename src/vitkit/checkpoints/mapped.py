@@ -25,6 +25,7 @@ from vitkit.checkpoints.family import Checkpoint, Fields, Opened
 from vitkit.checkpoints.options import ModelOptions
 from vitkit.checkpoints.tensors import LazyTensors, NameMap
 from vitkit.errors import CheckpointError, did_you_mean
+from vitkit.io import read_regular
 from vitkit.model.config import Size, ViTConfig, as_size
 
 if sys.version_info >= (3, 11):
@@ -92,10 +93,10 @@ def parse(given: object) -> UserMap:
     if isinstance(given, (str, Path)):
         source = str(given)
         try:
-            tables = tomllib.loads(Path(given).read_text(encoding="utf-8"))
+            tables = tomllib.loads(read_regular(given).decode())
         except OSError as e:
             raise CheckpointError(f"the map {source!r} cannot be read ({e.strerror}); give a .toml file") from e
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise CheckpointError(f"{source} is not a TOML file ({e}); names with dots stand in quotes") from e
     if not isinstance(tables, Mapping) or not tables.keys() <= {"names", "config", "layout"}:
         found = ", ".join(map(str, tables)) if isinstance(tables, Mapping) else type(tables).__name__

@@ -23,7 +23,7 @@ from vitkit.model.base import Outputs, VisionModel
 from vitkit.model.config import AnyConfig, ResNetConfig, ViTConfig
 
 VERSION = 2  # the newest that is read; files of plain classifiers are still written as 1
-_KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"ViT": ViTConfig, "ResNet": ResNetConfig}
+KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"ViT": ViTConfig, "ResNet": ResNetConfig}
 
 
 def save(model: VisionModel, path: str | Path, class_names: Iterable[str] | None = None) -> None:
@@ -80,10 +80,10 @@ def read(opened: Opened, options: ModelOptions) -> Checkpoint:
         raise CheckpointError("the header does not match its checksum: the file was damaged or edited; fetch it again")
     about = parse_json(opened.header["vitkit"])
     version, kind, names = about["version"], about["kind"], about["class_names"]
-    if not isinstance(version, int) or version > VERSION or kind not in _KINDS:
-        known = f"this vitkit reads version {VERSION} with {' or '.join(_KINDS)}"
+    if not isinstance(version, int) or version > VERSION or kind not in KINDS:
+        known = f"this vitkit reads version {VERSION} with {' or '.join(KINDS)}"
         raise CheckpointError(f"the file has format version {version} with a {kind}; {known}: pip install -U vitkit")
-    config: AnyConfig = _KINDS[kind].from_dict(about["config"])
+    config: AnyConfig = KINDS[kind].from_dict(about["config"])
     outputs = Outputs.from_dict(about.get("outputs", {"names": names or ()}))
     check_outputs(config, outputs)
     changes = {name: value for name, value in options.stated.items() if getattr(config, name, None) != value}

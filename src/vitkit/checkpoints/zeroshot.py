@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.checkpoints.family import Checkpoint, Table, read_json
+from vitkit.checkpoints.family import Checkpoint, Opened, Table, read_json
 from vitkit.checkpoints.huggingface.kind import ACTIVATIONS
 from vitkit.checkpoints.load import open_checkpoint
 from vitkit.checkpoints.options import ModelOptions
@@ -43,12 +43,7 @@ def zeroshot(
     """The image tower of `source` with a classifier of `labels`, each put into the {} of every template."""
     _check(labels, templates)
     opened, options = open_path(locate(source, TOKENIZER)), ModelOptions.of(**stated)
-    if (kind := opened.table("config.json").text("model_type")) not in TYPES or "logit_scale" not in opened.tensors:
-        raise CheckpointError(f"{source} has no text tower that vitkit runs; give a model of {', '.join(TYPES)}")
-    texts = [template.replace("{}", label) for template in templates for label in labels]
-    about = Table(TYPES[kind] | opened.table("config.json").table("text_config"))
-    tokens, mask = tokenize(opened.path.parent, texts, kind, opened.tensors)
-    vectors = F.normalize(text_vectors(opened.tensors, about, kind, tokens, mask), dim=-1)
+    vectors = _embedded(opened, source, [template.replace("{}", label) for template in templates for label in labels])
     vectors = F.normalize(vectors.unflatten(0, (len(templates), -1)).mean(dim=0), dim=-1)  # classes D
     bias = opened.tensors["logit_bias"] if "logit_bias" in opened.tensors else torch.zeros(())
     image = open_checkpoint(source, options)
@@ -58,6 +53,32 @@ def zeroshot(
     head["head.classifier.bias"] = bias.float().reshape(-1).expand(len(labels)).to(dtype).contiguous()
     config = image.config.replace(classes=len(labels), unit_length=True)
     return replace(image, config=config, tensors={**image.tensors, **head}, outputs=Outputs(names=tuple(labels)))
+
+
+def has_text_tower(source: str | Path) -> bool:
+    """Whether `embed_texts` takes it; a name of the zoo, a run and most checkpoints have none."""
+    try:
+        return _tower(open_path(locate(source, TOKENIZER))) is not None
+    except CheckpointError:
+        return False
+
+
+def embed_texts(source: str | Path, texts: Sequence[str]) -> Tensor:
+    """S D of length 1, in the space of the image tower's pooled features."""
+    return _embedded(open_path(locate(source, TOKENIZER)), source, texts)
+
+
+def _tower(opened: Opened) -> str | None:
+    kind = opened.table("config.json").text("model_type")
+    return kind if kind in TYPES and "logit_scale" in opened.tensors else None
+
+
+def _embedded(opened: Opened, source: str | Path, texts: Sequence[str]) -> Tensor:
+    if (kind := _tower(opened)) is None:
+        raise CheckpointError(f"{source} has no text tower that vitkit runs; give a model of {', '.join(TYPES)}")
+    about = Table(TYPES[kind] | opened.table("config.json").table("text_config"))
+    tokens, mask = tokenize(opened.path.parent, texts, kind, opened.tensors)
+    return F.normalize(text_vectors(opened.tensors, about, kind, tokens, mask), dim=-1)
 
 
 def _check(labels: Sequence[str], templates: Sequence[str]) -> None:

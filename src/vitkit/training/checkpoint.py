@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vitkit.checkpoints import sharded
 from vitkit.checkpoints.native import save
+from vitkit.checkpoints.step import ABOUT, SHARDS, STATE, damaged, describe
 from vitkit.data import Batch
 from vitkit.errors import CheckpointError
-from vitkit.io import move, parse_json, replacing_folder, sha256
+from vitkit.io import move, read_json, replacing_folder, sha256
 from vitkit.model.build import outline
 from vitkit.progress import SILENT, Progress
-from vitkit.training import shards
 from vitkit.training.parts import plain
 
 if TYPE_CHECKING:
@@ -47,18 +48,25 @@ def snapshot(value: object) -> object:
 
 
 class Keeper:
-    """Writes checkpoints into a folder and keeps the last `keep` of them."""
+    """Writes checkpoints into a folder and keeps the last `keep` of them; `after` is called after each."""
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int = 2, after: Callable[[], None] | None = None) -> None:
+        self.folder, self.keep, self.after = folder, keep, after
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
-    def save(self, step: int, state: State, background: bool = True) -> None:
-        """Copy the state and write it; a failure of an earlier background write is raised here."""
+    def save(
+        self, step: int, state: State, background: bool = True, more: Callable[[Path], None] = lambda folder: None
+    ) -> None:
+        """Copy the state and write it, and what `more` adds; a failure of an earlier write is raised here."""
         self.finish()
         copy = snapshot(state)
-        self.save_with(step, lambda folder: save_torch(copy, folder / "state.pt"), background)
+
+        def fill(folder: Path) -> None:
+            save_torch(copy, folder / STATE)
+            more(folder)
+
+        self.save_with(step, fill, background)
 
     def save_with(self, step: int, fill: Callable[[Path], None], background: bool = False) -> None:
         """Write by a function that fills the folder."""
@@ -75,9 +83,7 @@ class Keeper:
             self._thread = None
         failure, self._failure = self._failure, None
         if isinstance(failure, OSError):
-            why = f"a checkpoint could not be written to {self.folder} ({failure.strerror or failure})"
-            action = "Free some space" if failure.errno == errno.ENOSPC else "Fix that"
-            raise CheckpointError(f"{why}; earlier ones are intact. {action}, then continue with --resume") from failure
+            raise not_written(self.folder, failure) from failure
         if failure is not None:
             raise failure
 
@@ -91,6 +97,8 @@ class Keeper:
             _sync(self.folder)
             for old in self.steps()[: -self.keep]:
                 shutil.rmtree(self.path(old), ignore_errors=True)
+            if self.after is not None:
+                self.after()
         except BaseException as e:
             self._failure = e
 
@@ -127,26 +135,20 @@ class Keeper:
         return kept
 
 
+def not_written(folder: Path, failure: OSError) -> CheckpointError:
+    why = f"a checkpoint could not be written to {folder} ({failure.strerror or failure})"
+    action = "Free some space" if failure.errno == errno.ENOSPC else "Fix that"
+    return CheckpointError(f"{why}; earlier ones are intact. {action}; a run that has ended continues with --resume")
+
+
 def seal(folder: Path, step: int) -> None:
     """Force everything to disk and write the checksums beside it."""
     sums = {p.relative_to(folder).as_posix(): sha256(p) for p in sorted(folder.rglob("*")) if p.is_file()}
-    about = folder / "about.json"
+    about = folder / ABOUT
     about.write_text(json.dumps({"version": 1, "step": step, "sha256": sums}))
     for path in (*(folder / name for name in sums), about):
         _sync(path)
     _sync(folder)
-
-
-def damaged(folder: Path) -> str:
-    """What is wrong with a checkpoint, in words; "" when nothing is."""
-    try:
-        sums = parse_json((folder / "about.json").read_text())["sha256"]
-        there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {"about.json"}
-        if other := there ^ set(sums):
-            return f"{sorted(other)[0]} is missing, or does not belong to it"
-        return next((f"{name} does not match its checksum" for name in sums if sha256(folder / name) != sums[name]), "")
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        return f"{type(e).__name__}: {e}"
 
 
 def save_torch(value: object, path: Path) -> None:
@@ -192,7 +194,7 @@ def restore(loop: Loop, folder: Path) -> None:
         if loop.config.shard:
             state = read_sharded(loop, folder)
         else:
-            state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+            state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         put_back(loop, state)
     except pickle.UnpicklingError as e:
         raise CheckpointError(f"{folder / 'state.pt'} holds Python objects beside numbers, which are not read") from e
@@ -237,16 +239,20 @@ def _sharded_tensors(loop: Loop) -> State:
 
 def save_sharded(loop: Loop, numbers: State) -> None:
     """Every process writes its part; the first one seals the folder."""
-    import torch.distributed.checkpoint as dcp
-
     tensors = _sharded_tensors(loop)
     folder = loop.keeper.folder / f".shards-{loop.step:09d}"
-    dcp.save(tensors, checkpoint_id=str(folder))
+    try:
+        sharded.save(tensors, folder)  # of one that fails, all processes hear
+    except OSError as e:
+        if loop.world.first:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise not_written(loop.keeper.folder, e) from e
     loop.world.wait()
     if loop.world.first:
 
         def fill(into: Path) -> None:
-            move(folder, into / "shards")
+            move(folder, into / SHARDS)
+            describe(into, loop.parts.model, loop.parts.task.outputs)
             (into / "numbers.json").write_text(json.dumps(numbers))
 
         loop.keeper.save_with(loop.step, fill)
@@ -257,7 +263,7 @@ def read_sharded(loop: Loop, folder: Path) -> State:
     from torch.distributed.checkpoint import state_dict as dicts
 
     parts, tensors = loop.parts, _sharded_tensors(loop)
-    shards.load(tensors, folder / "shards")
+    sharded.load(tensors, folder / SHARDS)
     dicts.set_model_state_dict(parts.model, tensors["model"])
     if "task" in tensors:
         dicts.set_model_state_dict(parts.trainee, tensors["task"], options=dicts.StateDictOptions(strict=False))
@@ -266,7 +272,7 @@ def read_sharded(loop: Loop, folder: Path) -> State:
         dicts.set_optimizer_state_dict(learner, optimizer, tensors["optimizers"][str(i)])
     if parts.average is not None:
         dicts.set_model_state_dict(parts.average.model, tensors["average"])
-    return parse_json((folder / "numbers.json").read_text())
+    return read_json(folder / "numbers.json")
 
 
 def save_model(loop: Loop, path: Path) -> None:

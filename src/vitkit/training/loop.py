@@ -11,9 +11,9 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -21,20 +21,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.checkpoints.load import load
+from vitkit.checkpoints.step import describe
 from vitkit.data import Batch, Loader, normalise
 from vitkit.data.keys import sample_keys
-from vitkit.errors import TrainError
+from vitkit.errors import CheckpointError, TrainError
 from vitkit.evaluation import quick
+from vitkit.evaluation.run import run as record_all
 from vitkit.model.config import ViTConfig
+from vitkit.storage import workplace
+from vitkit.tasks.result import Evaluation
 from vitkit.training.checkpoint import Keeper, restore, save_model, save_replay, save_sharded, state_of
-from vitkit.training.log import Log
+from vitkit.training.log import Listener, Log
 from vitkit.training.optim import grown_size, rate
 from vitkit.training.parts import Parts
 from vitkit.training.result import Line, Rate, Result, Watcher
+from vitkit.training.watchdog import Watchdog
 
 EVALUATION_SHARE = 0.05  # of a budget may go into evaluation
 EVALUATED, FEW, MOST = 0.1, 3, 20  # of the work of a run without a budget; evaluations, at least and at most
 TELL = 2.0  # seconds; whoever watches hears something more often, when steps take long
+MISSED = 5  # so many checkpoints in a row that could not be written end the run
 BAD_STEPS = 5  # so many losses in a row that are not finite end the run
 
 
@@ -45,10 +51,17 @@ class Stopped(TrainError):
 
 
 class Loop:
-    def __init__(self, parts: Parts, watcher: Watcher, started: float) -> None:
-        self.parts, self.watcher, self.started = parts, watcher, started
-        self.config, self.world, self.out = parts.config, parts.world, Path(parts.config.out)
-        self.keeper = Keeper(self.out / "checkpoints")
+    def __init__(
+        self,
+        parts: Parts,
+        watcher: Watcher,
+        started: float,
+        listener: Listener | None = None,
+        after_save: Callable[[], None] | None = None,
+    ) -> None:
+        self.parts, self.watcher, self.started, self.listener = parts, watcher, started, listener
+        self.config, self.world, self.out = parts.config, parts.world, workplace(parts.config.out)
+        self.keeper = Keeper(self.out / "checkpoints", after=after_save)
         self.step = self.skipped = self.bad_in_a_row = 0
         self.elapsed_before = 0.0  # seconds that earlier parts of this run took
         self.window: list[float] = []  # losses since the last line of the log
@@ -57,7 +70,10 @@ class Loop:
         self.evaluations_done = 0
         self.evaluation_seconds = self.evaluation_total = 0.0  # of the last one, of all
         self.too_much_evaluation = self.stop_asked = False
+        self.evaluation: Evaluation | None = None  # of the kept weights on the test split
         self.told = 0.0  # when whoever watches last heard something
+        self.missed = 0  # checkpoints in a row that could not be written
+        self.watchdog = Watchdog(self.config.hang_limit, self.out, self.world)
 
     # --- progress ----------------------------------------------------------------------------------
 
@@ -75,7 +91,11 @@ class Loop:
     # --- the loop ----------------------------------------------------------------------------------
 
     def run(self, resumed: bool) -> Result:
-        log = Log(self.out, self.step if resumed else -1) if self.world.first else None
+        with self.watchdog:
+            return self.run_watched(resumed)
+
+    def run_watched(self, resumed: bool) -> Result:
+        log = Log(self.out, self.step if resumed else -1, self.listener) if self.world.first else None
         saved = time.monotonic()
         if not self.step and self.parts.task.pretrains:
             self.evaluate(log)
@@ -86,6 +106,7 @@ class Loop:
                 for batch in self.parts.loader:
                     loss = self.train_step(batch, progress)
                     self.step += 1
+                    self.watchdog.beat(self.step)
                     self.window.append(loss)
                     progress, stop = self.sync()
                     if log is not None:
@@ -107,7 +128,7 @@ class Loop:
             log.close()
         self.check_learned()
         save_model(self, self.out / "model.safetensors")
-        tested = self.metrics(self.parts.test, self.kept())
+        tested = self.test()
         reached = (self.step, self.epoch, self.elapsed, self.validation, self.best, tested)
         kept = (self.skipped, len(self.parts.loader.bad_files), self.at_start, self.verdict())
         return Result(self.out, self.parts.task.score, *reached, *kept)
@@ -230,7 +251,9 @@ class Loop:
         An image that is evaluated costs a third of one that is learned from: the same number in every resume.
         """
         config, validation = self.config, self.parts.validation
-        if config.evaluations or config.budget or validation is None:  # a budget is watched by the clock
+        if validation is None:  # the last weights are kept
+            return 1
+        if config.evaluations or config.budget:  # a budget is watched by the clock
             return config.evaluations or MOST
         affordable = EVALUATED * 3 * config.steps * self.parts.loader.batch_size / max(1, len(validation.source))
         return max(1, min(MOST, max(FEW, config.steps // len(self.parts.loader)), int(affordable)))
@@ -240,7 +263,8 @@ class Loop:
         self.validation = self.metrics(self.parts.validation)
         self.evaluations_done = max(self.evaluations_done + 1, int(progress * self.evaluations + 1e-9))
         score = self.validation.get(metric.key, 0.0)
-        if not self.best or self.parts.task.pretrains or metric.improves(score, self.best["score"]):
+        last = self.parts.task.pretrains or not self.validation  # of what nothing can be chosen by, the last weights
+        if not self.best or last or metric.improves(score, self.best["score"]):
             self.best = {"score": score, "step": self.step, **self.validation}
             save_model(self, self.out / "best.safetensors")
         self.evaluation_seconds = time.monotonic() - before
@@ -265,8 +289,20 @@ class Loop:
     def metrics(self, loader: Loader | None, model: nn.Module | None = None) -> dict[str, float]:
         """Of the weights as they are now, or of `model`; none without images to evaluate on."""
         model = self.parts.evaluated if model is None else model
-        found = quick(model, loader, self.world.device, self.parts.task) if loader is not None else {}
+        about = (self.world.device, self.parts.task, self.watchdog)
+        found = quick(model, loader, *about) if loader is not None else {}
         return {k: v for k, v in found.items() if k != "samples"}
+
+    def test(self) -> dict[str, float]:
+        """The metrics of the weights that are kept on the test split; all that was found is in `evaluation`."""
+        loader, task = self.parts.test, self.parts.task
+        kept = self.kept()
+        if loader is None:
+            return {}
+        model = self.parts.evaluated if kept is None else kept
+        records = record_all(model, model, task.record, loader, self.world.device, self.watchdog)
+        self.evaluation = task.evaluation(records, loader.source) if self.world.first else None
+        return task.measure(records)
 
     def kept(self) -> nn.Module | None:
         """The weights of best.safetensors; None when they are those of now, or too large for one process."""
@@ -279,9 +315,25 @@ class Loop:
         """The whole state of the run; from then on it can be resumed from here."""
         state = state_of(self)
         if self.config.shard:
-            save_sharded(self, state)
+            with self.may_miss(background):
+                save_sharded(self, state)
         elif self.world.first:
-            self.keeper.save(self.step, state, background)
+            with self.may_miss(background):
+                self.keeper.finish()
+            about = partial(describe, model=self.parts.model, outputs=self.parts.task.outputs)
+            self.keeper.save(self.step, state, background, about)
+
+    @contextmanager
+    def may_miss(self, go_on: bool) -> Iterator[None]:
+        """A checkpoint that could not be written is tried again with the next; several in a row end the run."""
+        try:
+            yield
+            self.missed = 0
+        except CheckpointError as e:
+            self.missed += 1
+            if not go_on or self.missed >= MISSED:
+                raise
+            self.watcher.note(f"{e}. Until then the run goes on and tries again with every checkpoint")
 
     def check_learned(self) -> None:
         """A run that came to its end without finite numbers is no success: its weights are good for nothing."""

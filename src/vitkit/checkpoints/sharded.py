@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,40 @@ _ALLOWED |= {("torch", str(t).removeprefix("torch.")): t for t in vars(torch).va
 _ALLOWED |= {(m, k): (lambda *parts: "/".join(parts)) for m in ("pathlib", "pathlib._local") for k in _PATHS}
 
 
-def load(tensors: dict[str, Any], folder: Path) -> None:
-    """Fill `tensors` from the checkpoint in a folder; every process reads its part."""
+def outlines(folder: Path) -> dict[str, torch.Tensor]:
+    """Names, shapes and dtypes of all tensors, put together from their parts: on the meta device."""
+    found = Reader(str(folder)).read_metadata().state_dict_metadata
+    return {
+        name: torch.empty(about.size, dtype=about.properties.dtype, device="meta")
+        for name, about in found.items()
+        if isinstance(about, metadata.TensorStorageMetadata)
+    }
+
+
+def load(tensors: dict[str, Any], folder: Path, alone: bool = False) -> None:
+    """Fill `tensors` from the checkpoint in a folder; every process reads its part, or one of them all (`alone`)."""
     reader = Reader(str(folder))
     reader.read_metadata()  # refused here already, where the error is not yet wrapped
     try:
-        dcp.load(tensors, storage_reader=reader, planner=Planner())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is what is meant
+            dcp.load(tensors, storage_reader=reader, planner=Planner(), no_dist=alone)
     except CheckpointException as e:
         (cause, _), *_ = e.failures.values()
         if isinstance(cause, CheckpointError):
             raise cause from e
         raise RuntimeError(f"{type(cause).__name__}: {cause}") from e
+
+
+def save(tensors: dict[str, Any], folder: Path) -> None:
+    """Every process writes its part. What the disk of any of them says is raised in all of them."""
+    try:
+        dcp.save(tensors, checkpoint_id=str(folder))
+    except CheckpointException as e:
+        said = [cause for cause, _ in e.failures.values() if isinstance(cause, OSError)]
+        if not said:
+            raise
+        raise OSError(said[0].errno, f"{said[0].strerror or said[0]}, process {min(e.failures)}") from e
 
 
 class _Unpickler(pickle.Unpickler):

@@ -1,0 +1,40 @@
+"""`vitkit`, as a rank of torchrun that writes down which samples it has learned from: step, rank, ranks, samples.
+
+The file SAMPLES/pace, seconds per step, slows it down, so that there is time to disturb it; FULL_DISK="rank first
+last" refuses files of more than a few bytes to one rank from one step to another.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+from vitkit.cli.main import run
+from vitkit.data import Batch
+from vitkit.training.loop import Loop
+
+learn = Loop.train_step
+samples = Path(os.environ["SAMPLES"])
+full_rank, first, last = (int(word) for word in os.environ.get("FULL_DISK", "-1 0 0").split())
+unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+
+def recorded(loop: Loop, batch: Batch, progress: float) -> float:
+    step, rank = loop.step, loop.world.rank
+    if rank == full_rank and step in (first, last):
+        limit = (10, unlimited[1]) if step == first else unlimited
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    value = learn(loop, batch, progress)
+    if rank != full_rank or not first <= step < last:
+        line = [step, rank, loop.world.size, batch.indices.tolist(), time.time(), os.environ["MASTER_PORT"]]
+        with (samples / f"{os.getpid()}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    time.sleep(float((samples / "pace").read_text() or 0))
+    return value
+
+
+Loop.train_step = recorded  # type: ignore[method-assign]
+sys.argv[0] = "vitkit"
+run()
