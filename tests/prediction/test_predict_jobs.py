@@ -245,3 +245,22 @@ def test_what_is_said_when_something_does_not_fit(command, stage: Path, tmp_path
         assert code == 2
         assert words in err
         assert "Traceback" not in err
+
+
+def test_features_of_a_labelled_set_come_with_labels_and_splits(tmp_path: Path, command) -> None:
+    import pyarrow.parquet as pq
+
+    vitkit.save(vitkit.create("mu", classes=2, channels=1), tmp_path / "m.safetensors")
+    code, _, err = command("embed", tmp_path / "m.safetensors", "digits", "--out", tmp_path / "f.parquet")
+    assert code == 0, err
+    table = pq.read_table(tmp_path / "f.parquet").to_pydict()
+    data = vitkit.open_data("digits")
+    whole = data.split("all")
+    assert list(table)[:3] == ["path", "label", "split"]
+    assert table["label"] == [whole.label_name(i) for i in range(len(whole))]
+    assert table["split"] == [name for name, count in data.splits.items() for _ in range(count)]
+    words = ("embed", tmp_path / "m.safetensors", "digits", "--split", "val", "--out", tmp_path / "f.npz")
+    assert command(*words)[0] == 0
+    arrays = np.load(tmp_path / "f.npz")
+    assert set(arrays["splits"]) == {"val"}
+    assert len(arrays["labels"]) == len(arrays["features"]) == data.splits["val"]

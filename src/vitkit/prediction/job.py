@@ -2,8 +2,8 @@
 
 The images are cut into pieces of a few batches, whatever the number of processes. Each finished piece is a
 file of its own in OUT.parts, put there whole: `000017-DIGEST.jsonl`, and `.npy` beside it for features. When all
-are there they become OUT, which appears whole or not at all. A job that was killed finds its pieces again; the
-same images meet in the same batches, so the result is the same to the last digit.
+are there they become OUT, a file or a folder of parts, which appears whole or not at all. A job that was killed finds
+its pieces again; the same images meet in the same batches, so the result is the same to the last digit.
 
 A job is bound to its model, data and options by a digest, which stands in the name of each piece and, with that of OUT,
 in OUT.job.json: no piece of one job enters another, and `--resume` knows whose result OUT is.
@@ -11,9 +11,10 @@ in OUT.job.json: no piece of one job enters another, and `--resume` knows whose 
 
 from __future__ import annotations
 
+import copy
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,11 @@ from vitkit.data import BadFile, ImageBatches, Source, normalise
 from vitkit.data.given import Joined
 from vitkit.data.identity import containers, digest
 from vitkit.data.loader import ReadImages
-from vitkit.errors import DataError, as_text
+from vitkit.errors import ConfigError, DataError, as_text
 from vitkit.io import (
     canonical,
     parse_json,
+    read_json,
     remove_folder,
     remove_leftovers,
     replacing,
@@ -39,8 +41,10 @@ from vitkit.io import (
 )
 from vitkit.locks import only_one
 from vitkit.prediction.opened import Opened
-from vitkit.prediction.tables import Row, check_format, features_of, write_table
+from vitkit.prediction.parts import write_folder
+from vitkit.prediction.tables import MANIFEST, Columns, Row, check_format, features_of, is_folder, write_table
 from vitkit.progress import SILENT, Progress
+from vitkit.storage import output_file, workplace
 from vitkit.world import World
 
 _BATCHES = 4  # per piece: what a kill may cost
@@ -65,29 +69,38 @@ def stream(opened: Opened, source: Source, batch_size: int | None = None) -> Ite
 def run_job(
     opened: Opened,
     source: Source,
-    out: Path,
+    out: str | Path,
     batch_size: int | None = None,
     resume: bool = False,
     force: bool = False,
     world: World = ALONE,
     progress: Progress = SILENT,
+    engine: Engine | None = None,
 ) -> Done:
-    """Work through a source and write OUT (.csv, .jsonl, .parquet; .npz for features).
+    """Work through a source and write OUT, a path or a URL.
+
+    OUT ends in .csv, .jsonl or .parquet, in .npz for features, or is a folder of Parquet files.
 
     resume  continue with the pieces of a job that was stopped, if it is the same one
     force   overwrite whatever is there
     world   each process does its share of the pieces; then the first one puts all together
+    engine  does the pieces instead, on processes of its own
     """
     start = time.monotonic()
-    check_format(out, opened.features)
-    job = Job(opened, source, out, batch_size)
+    place = workplace(out)
+    check_format(place, opened.features)
+    job = Job(opened, source, place, batch_size)
     with ExitStack() as stack:
         if world.first:
-            lock = out.with_name(f".{out.name}.lock")
+            lock = place.with_name(f".{place.name}.lock")
             stack.enter_context(only_one(lock, f"the job for {out}", "choose another --out"))
+            stack.enter_context(output_file(out, job.finished))
         if world.share(job.begin(resume, force) if world.first else False):
             return Done(0, [], 0.0)
-        job.do_share(world, progress)
+        if engine is not None:
+            engine(job, progress)
+        else:
+            job.do_share(world, progress)
         world.wait()  # until everybody is done
         bad = world.share(job.put_together() if world.first else [])
     return Done(len(source), bad, time.monotonic() - start)
@@ -109,7 +122,21 @@ def _rows(opened: Opened, source: Source, read: ReadImages) -> list[Row]:
     rows: dict[int, Row] = dict(zip(read.indices, answers, strict=True))
     rows |= {i: {"error": reason} for i, reason in read.bad.items()}
     empty = dict.fromkeys(name for name in opened.columns if name != "features")
-    return [{**empty, "path": as_text(source.where(i)), **rows[i]} for i in sorted(rows)]
+    found: list[Row] = [{**empty, "path": as_text(source.where(i)), **rows[i]} for i in sorted(rows)]
+    for row, i in zip(found, sorted(rows) if with_labels(opened, source) else (), strict=False):
+        row |= {"label": as_text(source.label_name(i)), "split": source.split_of(i)}
+    return found
+
+
+def with_labels(opened: Opened, source: Source) -> bool:
+    """Whether label and split of every image are written too: with features, of a set that has them."""
+    return opened.features is not None and source.labelled
+
+
+def columns_of(opened: Opened, source: Source) -> Columns:
+    own = {**opened.columns}
+    path = {"path": own.pop("path")}
+    return {**path, **({"label": str, "split": str} if with_labels(opened, source) else {}), **own}
 
 
 class Job:
@@ -123,6 +150,7 @@ class Job:
         parts = source.parts if isinstance(source, Joined) else [source]
         data = [(digest(part, range(len(part))), containers(part)) for part in parts]
         about = {**opened.about, "batch_size": size, "pictures": len(source), "data": sha256(canonical(data).encode())}
+        about |= {"labels": "written"} if with_labels(opened, source) else {}
         self.about: dict[str, object] = parse_json(canonical(about))
         self.digest = sha256(canonical(about).encode())[:16]
         self.finished = out.with_name(f"{out.name}.job.json")
@@ -147,7 +175,7 @@ class Job:
                 what = f"the job in {self.folder} is another one: {changes}"
                 raise DataError(f"{what}. Repeat its options, or restart with --force")
             return False
-        elif resume and self.out.is_file():
+        elif resume and self.out.exists():
             self._check_finished()
             return True
         elif self.out.exists():
@@ -165,29 +193,66 @@ class Job:
         if not self.finished.is_file():
             raise DataError(f"nothing says whose result {self.out} is ({self.finished.name} is missing). {hint}")
         before = _read_about(self.finished)
-        if before.pop("sha256", None) != sha256(self.out):
+        if before.pop("sha256", None) != self._sealed():
             raise DataError(f"{self.out} was changed after it was written. {hint}")
         if changes := self._differs(before):
             raise DataError(f"{self.out} is the result of another job: {changes}. {hint}")
 
     def do_share(self, world: World, progress: Progress) -> None:
         """The pieces of this process, but for those that are there."""
-        if not self.folder.is_dir():
-            where = f"{self.folder} is not there for process {world.rank}"
-            raise DataError(f"{where}; all machines must share the folder of {self.out}")
+        self.check_shared(f"process {world.rank}")
         mine = range(world.rank, len(self.pieces), world.size)
-        todo = [n for n in mine if not self._is_done(n)]
-        total = sum(len(self.pieces[n]) for n in mine)
-        done = total - sum(len(self.pieces[n]) for n in todo)
-        wanted = (numbers for n in todo for numbers in cut(self.pieces[n], self.size))
+        todo = self.todo(mine)
+        total = self.images(mine)
+        done = total - self.images(todo)
+
+        def shown(images: int) -> None:
+            progress.update(self.source.name, done + images, total)
+
+        for n in self.do(todo, shown):
+            done += len(self.pieces[n])
+
+    def check_shared(self, who: str) -> None:
+        """An error where the folder of the pieces cannot be seen."""
+        if not self.folder.is_dir():
+            where = f"{self.folder} is not there for {who}"
+            raise DataError(f"{where}; all machines must share the folder of {self.out}")
+
+    def todo(self, numbers: Sequence[int] | None = None) -> list[int]:
+        """Those of the pieces that are not done yet."""
+        return [n for n in (range(len(self.pieces)) if numbers is None else numbers) if not self._is_done(n)]
+
+    def images(self, numbers: Sequence[int] | None = None) -> int:
+        return len(self.source) if numbers is None else sum(len(self.pieces[n]) for n in numbers)
+
+    def do(self, numbers: Sequence[int], on_batch: Callable[[int], None] = lambda images: None) -> Iterator[int]:
+        """Do these pieces; the number of each comes out once it is written. `on_batch`: images of the piece so far."""
+        wanted = (batch for n in numbers for batch in cut(self.pieces[n], self.size))
         batches = ImageBatches(self.source, self.opened.config).batches(wanted)
-        for n in todo:
+        for n in numbers:
             rows: list[Row] = []
             for _ in cut(self.pieces[n], self.size):
                 rows += _rows(self.opened, self.source, next(batches))
-                progress.update(self.source.name, done + len(rows), total)
+                on_batch(len(rows))
             self._write(n, rows)
-            done += len(rows)
+            yield n
+
+    def without_model(self) -> Job:
+        """The same job for other processes, which open the model themselves and say so with `with_model`."""
+        part = copy.copy(self)
+        del part.opened
+        return part
+
+    def with_model(self, opened: Opened, who: str) -> Job:
+        """This job with the model as another process has opened it, which must be the same one."""
+        part, about = copy.copy(self), parse_json(canonical(opened.about))
+        if other := [
+            f"{k} ({self.about.get(k)} here, {about[k]} there)" for k in about if about[k] != self.about.get(k)
+        ]:
+            what = f"{who} has opened another model: {', '.join(other)}"
+            raise ConfigError(f"{what}. Give all machines the same file, and name the runtime with --runtime")
+        part.opened = opened
+        return part
 
     def _file(self, number: int, kind: str) -> Path:
         return self.folder / f"{number:06d}-{self.digest}.{kind}"
@@ -231,19 +296,30 @@ class Job:
 
     def put_together(self) -> list[BadFile]:
         """Write OUT, and name the images that could not be read."""
-        with replacing(self.out) as file:
-            write_table(file, self.out.suffix.lower(), self.read, self.opened.columns)
-        write_json(self.finished, {**self.about, "sha256": sha256(self.out)})
+        if is_folder(self.out):
+            write_folder(self.out, self.read, columns_of(self.opened, self.source), self.digest)
+        else:
+            with replacing(self.out) as file:
+                write_table(file, self.out.suffix.lower(), self.read, columns_of(self.opened, self.source))
+        write_json(self.finished, {**self.about, "sha256": self._sealed()})
         bad = [row for rows in self.read() for row in rows if row["error"] is not None]
         self.remove()
         return [BadFile(str(row["path"]), "", str(row["error"])) for row in bad]
+
+    def _sealed(self) -> str | None:
+        """The digest of OUT; of a folder that of its manifest, which has those of the parts. None: it is neither."""
+        file = self.out / MANIFEST if is_folder(self.out) else self.out
+        return sha256(file) if file.is_file() else None
 
     def remove(self) -> None:
         remove_folder(self.folder, self.out)
 
 
+Engine = Callable[[Job, Progress], None]
+
+
 def _read_about(path: Path) -> dict[str, object]:
     try:
-        return {**parse_json(path.read_text(encoding="utf-8"))}
+        return {**read_json(path)}
     except (OSError, ValueError, TypeError) as e:
         raise DataError(f"{path} cannot be read ({e}); restart with --force") from e

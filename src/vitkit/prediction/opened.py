@@ -29,11 +29,11 @@ from vitkit.tasks import Task
 from vitkit.tasks.table import task_for
 
 Loadable = VisionModel | str | Path
-FEATURES = ("cls", "mean", "tokens")
+FEATURES = ("cls", "mean", "tokens", "pooled")
 
 
 class Features(nn.Module):
-    """Images -> B D ("cls", "mean") or B N D ("tokens"), after the final norm. Any runtime can run it."""
+    """Images -> B D ("cls", "mean"; "pooled" with the layers before the classifier) or B N D ("tokens"), normed."""
 
     def __init__(self, model: VisionModel, kind: str = "") -> None:
         super().__init__()
@@ -45,10 +45,13 @@ class Features(nn.Module):
             raise ConfigError(f"there are no features {self.kind!r}.{hint} Choose one of: {', '.join(FEATURES)}")
         if self.kind == "cls" and isinstance(model, ViT) and model.class_token is None:
             raise ConfigError("the model has no class token; take --features mean, or tokens")
-        if self.kind != "mean" and not isinstance(model, ViT):
+        if self.kind not in ("mean", "pooled") and not isinstance(model, ViT):
             raise ConfigError("a ResNet has no tokens; take --features mean")
 
     def forward(self, images: Tensor) -> Tensor:
+        if self.kind == "pooled":
+            pooled = self.model.pooled(images)  # B D, with a distillation token B 2 D
+            return pooled if pooled.ndim == 2 else pooled.mean(dim=1)
         if not isinstance(self.model, ViT):
             return self.model.features(images, grid=True)[0].mean((-2, -1))  # B D
         tokens = self.model.tokens(images)  # B (P + N) D
@@ -68,7 +71,7 @@ class Opened:
     runtime: Runtime
     identity: str  # of the weights, or of the exported file
     top: int = 5  # classes in a row
-    features: str | None = None  # which: cls, mean or tokens; None: predictions
+    features: str | None = None  # which of FEATURES; None: predictions
 
     @cached_property
     def task(self) -> Task:
@@ -119,7 +122,7 @@ def open_model(
 ) -> Opened:
     """Whatever `load` takes, or a file that `export` has written, for predictions or for features.
 
-    features  cls, mean, tokens, or "" for what the model's own head reads; None: predictions
+    features  cls, mean, tokens, pooled, or "" for what the model's own head reads; None: predictions
     trust     the SHA-256 of an exported file that may run code (.pt2)
     """
     path = None if isinstance(source, VisionModel) else source
