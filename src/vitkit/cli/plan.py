@@ -10,7 +10,7 @@ from vitkit.cli import options as opt
 from vitkit.cli.options import echo
 
 if TYPE_CHECKING:
-    from vitkit.plan import Plan
+    from vitkit.plan import Plan, Scale
 
 _OPTIMIZERS = opt.keys_of("vitkit.training.optim", "OPTIMIZERS")
 
@@ -36,15 +36,25 @@ def plan(
     per_machine: Annotated[int, Option(help="GPUs in one machine.")] = 8,
     price: Annotated[float | None, Option(help="Dollars for an hour of one device.")] = None,
     mfu: Annotated[float | None, Option(help="Share of the device's compute that is reached, if known.")] = None,
+    simulate: Annotated[
+        bool, Option("--simulate", help="Simulate the loading of images and failures of nodes, event by event.")
+    ] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Say what a training run needs: memory of each device, steps, hours, cost and data."""
+    """Say what a training run needs: memory of each device, steps, hours, cost and data.
+
+    Several machines: also what flows over the network and from storage, checkpoints, failures; days and cost as ranges.
+    """
     from vitkit import plan as planning
 
     sizes = (model, images, gpus, device, epochs, batch_size, image_size, classes)
     setup = planning.Setup(*sizes, accumulate, checkpointing, shard, optimizer, precision, per_machine, price, mfu)
     made = planning.plan(setup)
-    return opt.print_json(made.to_dict()) if as_json else _print(made)
+    many = planning.scale(made, simulate=simulate) if made.machines > 1 or simulate else None
+    if as_json:
+        return opt.print_json({**made.to_dict(), **({"scale": many.to_dict()} if many else {})})
+    _print(made)
+    return _print_scale(made, many) if many else None
 
 
 def _print(made: Plan) -> None:
@@ -69,12 +79,51 @@ def _print(made: Plan) -> None:
     if setup.price:
         rows.append((f"cost at ${setup.price:g} an hour and device", f"${made.cost:,.0f}"))
     opt.print_table(("time and money", ""), rows)
-    total = setup.images * setup.image_bytes
-    unit, size = next(((unit, size) for unit, size in (("TB", 1e12), ("GB", 1e9)) if total >= size), ("MB", 1e6))
-    rows = [("size", f"{total / size:,.1f} {unit}"), ("shards of about a gigabyte", f"{made.shards:,}")]
+    rows = [("size", _bytes(setup.images * setup.image_bytes)), ("shards of about a gigabyte", f"{made.shards:,}")]
     opt.print_table(("data", ""), [*rows, ("cores to decode, in each machine", f"{made.cores:,}")])
     for line in made.advice:
         echo(f"note: {line}")
+
+
+def _print_scale(made: Plan, many: Scale) -> None:
+    rows = [
+        ("out of a node over the network, each step", _bytes(many.network_bytes)),
+        ("  on average", f"{_bytes(many.network_rate)}/s"),
+        ("from storage into a node", f"{_bytes(many.storage_rate)}/s"),
+        ("  in an epoch", _bytes(many.storage_bytes)),
+        ("index of the shards, mapped once for a node", _bytes(many.index_bytes)),
+        ("checkpoint", _bytes(many.checkpoint_bytes)),
+    ]
+    opt.print_table((f"{many.nodes:,} nodes", ""), rows)
+    ranges = [
+        ("checkpoint written in", *map(_duration, many.checkpoint_seconds)),
+        ("between checkpoints", *map(_duration, many.interval)),
+        ("failures of nodes", *(f"{n:,.1f}" for n in many.node_failures)),
+        ("images delivered, of those needed", *(f"{share:.0%}" for share in many.fed)),
+        ("time left by failures and checkpoints", *(f"{share:.1%}" for share in many.efficiency)),
+        ("days", *(f"{days:,.2f}" for days in many.days)),
+        ("cost", *(f"${cost:,.0f}" for cost in many.cost)),
+    ]
+    opt.print_table(("the whole run", "best", "likely", "worst"), ranges)
+    if many.simulated:
+        runs = many.simulated.values()
+        found = [
+            ("throughput, img/s", *(f"{run.images_per_second:,.0f}" for run in runs)),
+            ("waits for images", *(f"{run.waits_for_data:.1%}" for run in runs)),
+            ("waits for the slowest", *(f"{run.waits_for_others:.1%}" for run in runs)),
+            ("failures", *(f"{run.failures:,.1f}" for run in runs)),
+            ("time lost to them", *(f"{run.lost_share:.1%}" for run in runs)),
+            ("days", *(f"{run.days:,.2f}" for run in runs)),
+            ("  eight runs of ten", *(f"{run.days_first_tenth:,.2f} to {run.days_last_tenth:,.2f}" for run in runs)),
+        ]
+        opt.print_table(("simulated", *many.simulated), found)
+    echo("What is taken for granted: docs/plan.md, or --json.")
+
+
+def _bytes(count: float) -> str:
+    units = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
+    unit, size = next(((unit, size) for unit, size in units if count >= size), ("kB", 1e3))
+    return f"{count / size:,.1f} {unit}"
 
 
 def _duration(seconds: float) -> str:
