@@ -1,24 +1,36 @@
-"""Planted truths: flipped labels of digits against cleanlab, changed copies of photographs against imagehash's pHash.
+"""Planted truths: flipped labels against cleanlab, changed copies of photographs against imagehash's pHash; search
+beside faiss and usearch; what an index costs when it grows.
 
-    python benchmarks/curation.py --photos FOLDER --count 5000 --each 100
+    python benchmarks/curation.py labels
+    python benchmarks/curation.py duplicates --photos FOLDER --count 5000 --each 100
+    python benchmarks/curation.py search
+    python benchmarks/curation.py index
 
-FOLDER holds photographs (.jpg, .JPEG) of any names; without it only labels are measured. Nothing here depends on time.
+FOLDER holds photographs (.jpg, .JPEG) of any names. The map is measured by `map_frames.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
+import resource
+import subprocess
+import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image, ImageEnhance
 
 import vitkit
+from harness import machine
 from vitkit.curation.labels import confident_learning, cross_validated
-from vitkit.io import write_json
+from vitkit.data.descriptor import describe
+from vitkit.io import parse_json, write_json
 
 
 def crop(image: Image.Image, chance: random.Random) -> Image.Image:
@@ -72,28 +84,41 @@ def plant(photos: Path, folder: Path, count: int, each: int) -> dict[str, tuple[
     return truth
 
 
-def duplicates(photos: Path, count: int, each: int) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as scratch:
-        truth = plant(photos, Path(scratch) / "set", count, each)
-        index = vitkit.index(Path(scratch) / "set", out=Path(scratch) / "index")
-        names = [Path(p).stem for p in index.paths]
-        groups = index.duplicates()
-        ours = {tuple(sorted((names[a], names[b]))) for g in groups for a in g.rows for b in g.rows if a != b}
-        leaks = sum(g.leaks for g in groups)
-        found = {"vitkit": scored(ours, truth, each)}
-        for distance in (4, 8, 12):
-            found[f"pHash, distance up to {distance}"] = scored(by_hash(index.paths, names, distance), truth, each)
-    return {"photographs": count, "copies": len(truth), "groups across splits": leaks, "found": found}
+def duplicates(photos: Path, count: int, each: int, work: Path) -> dict[str, object]:
+    """The set is planted once in `work`, and its index kept there."""
+    if not (work / "truth.json").exists():
+        write_json(work / "truth.json", plant(photos, work / "set", count, each))
+    truth = {copy: (int(i), str(kind)) for copy, (i, kind) in parse_json((work / "truth.json").read_text()).items()}
+    index = vitkit.index(work / "set", out=work / "index")
+    names = [Path(p).stem for p in index.paths]
+    index.looks()
+    start = time.process_time()
+    groups = index.duplicates()
+    seconds = time.process_time() - start
+    ours = {tuple(sorted((names[a], names[b]))) for g in groups for a in g.rows for b in g.rows if a != b}
+    leaked = {names[row] for g in groups if g.leaks for row in g.rows if index.splits[row] == "test"}
+    found = {"vitkit": scored(ours, truth, each)}
+    about = {"photographs": count, "copies": len(truth), "seconds of CPU": seconds}
+    about |= {"copies in groups across splits": len(leaked & set(truth)) / len(truth)}
+    about["wrong pairs"] = sorted(map(list, ours - {tuple(sorted((c, f"{i:05d}"))) for c, (i, _) in truth.items()}))
+    for distance in (4, 8, 12):
+        found[f"pHash, distance up to {distance}"] = scored(by_hash(index.paths, names, distance), truth, each)
+    return {**about, "found": found}
 
 
-def by_hash(paths: list[str], names: list[str], distance: int) -> set[tuple[str, ...]]:
+@functools.cache
+def hashes(paths: tuple[str, ...]) -> np.ndarray:
     import imagehash
 
     def bits(path: str) -> np.ndarray:
         with Image.open(path) as image:
             return np.asarray(imagehash.phash(image).hash).ravel()
 
-    codes = np.stack([bits(path) for path in paths]).astype(np.float32) * 2 - 1
+    return np.stack([bits(path) for path in paths]).astype(np.float32) * 2 - 1
+
+
+def by_hash(paths: list[str], names: list[str], distance: int) -> set[tuple[str, ...]]:
+    codes = hashes(tuple(paths))
     apart = (codes.shape[1] - codes @ codes.T) / 2
     rows, others = np.nonzero(np.triu(apart <= distance, k=1))
     return {tuple(sorted((names[a], names[b]))) for a, b in zip(rows.tolist(), others.tolist(), strict=True)}
@@ -109,48 +134,225 @@ def scored(pairs: set[tuple[str, ...]], truth: dict[str, tuple[int, str]], each:
     return {"recall": share, "precision": precision, "wrong pairs": len(wrong), "recall by change": by_kind}
 
 
+def flips(labels: np.ndarray, share: float, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of which a share is wrong, to any other class or to the next one, and which these are."""
+    chance, wrong = np.random.default_rng(0), labels.copy()
+    flipped = chance.permutation(len(wrong))[: int(share * len(wrong))]
+    step = chance.integers(1, 10, len(flipped)) if kind == "random" else 1
+    wrong[flipped] = (wrong[flipped] + step) % 10
+    return wrong, flipped
+
+
 def labels() -> list[dict[str, object]]:
+    """Found in the training part. Heads learn from it as it was, with flips, and cleaned; a test says how well."""
     from cleanlab.filter import find_label_issues
 
-    rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        index = vitkit.index("digits", out=Path(scratch) / "index")
+    rows: list[dict[str, object]] = []
+    for name, trained, tested in (("digits", 1347, 450), ("cifar10", 5000, 2000)):
+        features, truth = described(name, trained, tested)
+        known, asked = slice(0, trained), slice(trained, None)
+        clean = accuracy(features[known], truth[known], features[asked], truth[asked])
         for share in (0.05, 0.1, 0.2):
             for kind in ("random", "class-dependent"):
-                chance, wrong = np.random.default_rng(0), index.labels.copy()
-                flipped = chance.permutation(len(wrong))[: int(share * len(wrong))]
-                step = chance.integers(1, 10, len(flipped)) if kind == "random" else 1
-                wrong[flipped] = (wrong[flipped] + step) % 10
-                probabilities = cross_validated(index.features, wrong, 10)
+                wrong, flipped = flips(truth[known], share, kind)
+                probabilities = cross_validated(features[known], wrong, 10)
                 ours = confident_learning(probabilities, wrong)
                 peer = find_label_issues(wrong, probabilities, return_indices_ranked_by="self_confidence", n_jobs=1)
                 row: dict[str, object] = {
-                    "data": "digits",
+                    "data": name,
+                    "train": trained,
+                    "test": tested,
                     "flipped": share,
                     "kind": kind,
-                    "same": ours.tolist() == peer.tolist(),
                 }
-                for name, found in (("vitkit", ours), ("cleanlab", peer)):
-                    row |= {f"{name} precision": float(np.isin(found, flipped).mean())}
-                    row |= {f"{name} recall": float(np.isin(flipped, found).mean())}
+                row["same"] = ours.tolist() == peer.tolist()
+                for engine, found in (("vitkit", ours), ("cleanlab", peer)):
+                    row |= {f"{engine} precision": float(np.isin(found, flipped).mean())}
+                    row |= {f"{engine} recall": float(np.isin(flipped, found).mean())}
+                kept = np.setdiff1d(np.arange(trained), ours)
+                noisy = accuracy(features[known], wrong, features[asked], truth[asked])
+                cleaned = accuracy(features[kept], wrong[kept], features[asked], truth[asked])
+                row |= {"accuracy": clean, "with flips": noisy, "cleaned": cleaned}
+                row["recovered"] = (cleaned - noisy) / (clean - noisy) if clean > noisy else None
                 rows.append(row)
                 print(row, flush=True)
     return rows
 
 
+def described(name: str, trained: int, tested: int) -> tuple[np.ndarray, np.ndarray]:
+    """Some images of a set as an index without a model describes them, and their labels."""
+    source = vitkit.open_data(name).split("all")
+    rows = np.random.default_rng(0).permutation(len(source))[: trained + tested]
+    assert source.pixels is not None
+    pixels = source.pixels[torch.from_numpy(rows)]
+    features = torch.nn.functional.normalize(describe(pixels.expand(-1, 3, -1, -1)), dim=1)
+    return features.numpy(), source.labels[rows]
+
+
+def accuracy(known: np.ndarray, labels: np.ndarray, asked: np.ndarray, truth: np.ndarray) -> float:
+    """Of a linear head that is trained until it fits, as a head on frozen features is."""
+    x, y, z = (torch.from_numpy(np.ascontiguousarray(a)) for a in (known, labels, asked))
+    mean, std = x.mean(dim=0), x.std(dim=0) + 1e-4
+    head = torch.nn.Linear(x.shape[1], 10)
+    torch.nn.init.zeros_(head.weight)
+    optimizer = torch.optim.LBFGS(head.parameters(), max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(head((x - mean) / std), y) + 1e-4 * head.weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    with torch.no_grad():
+        return float((head((z - mean) / std).argmax(dim=1).numpy() == truth).mean())
+
+
+ENGINES = ("vitkit", "faiss flat", "usearch exact")
+
+
+def search(count: int = 1_000_000, width: int = 384, queries: int = 16) -> dict[str, object]:
+    """Each engine in a process of its own; vectors of length 1 around 1,000 centres."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, chance = Path(scratch), np.random.default_rng(0)
+        base = np.lib.format.open_memmap(folder / "base.npy", "w+", np.float32, (count, width))
+        centres = chance.standard_normal((1000, width), dtype=np.float32)
+        for low in range(0, count, 50_000):
+            some = base[low : low + 50_000]
+            some[:] = centres[chance.integers(0, 1000, len(some))]
+            some += chance.standard_normal(some.shape, dtype=np.float32)
+            some /= np.linalg.norm(some, axis=1, keepdims=True)
+        np.save(folder / "queries.npy", base[:: count // queries][:queries] + 0.02)
+        del base
+        found = {}
+        for engine in ENGINES:
+            command = [sys.executable, __file__, "search-with", "--engine", engine, "--folder", scratch]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            found[engine] = parse_json(done.stdout) if not done.returncode else done.stderr.strip().splitlines()[-1]
+            print(engine, found[engine], flush=True)
+        rows = {e: np.load(folder / f"{e}.npy") for e in ENGINES if (folder / f"{e}.npy").exists()}
+        first = rows["vitkit"]
+        same = {
+            e: float(np.mean([np.isin(a, b).mean() for a, b in zip(first, r, strict=True)])) for e, r in rows.items()
+        }
+    return {"vectors": count, "width": width, "queries": queries, "engines": found, "recall@10 of vitkit's": same}
+
+
+def search_with(engine: str, folder: Path) -> None:
+    """One after the other, as somebody who searches asks; the median."""
+    base, queries = np.load(folder / "base.npy"), np.load(folder / "queries.npy")
+    held = memory()
+    if engine == "vitkit":
+        from vitkit.curation.search import nearest
+
+        def ask(query: np.ndarray) -> np.ndarray:
+            return nearest(base, query, 10, "exact")[0]
+
+    elif engine == "faiss flat":
+        import faiss
+
+        flat = faiss.IndexFlatIP(base.shape[1])
+        flat.add(base)
+
+        def ask(query: np.ndarray) -> np.ndarray:
+            return flat.search(query, 10)[1]
+
+    else:
+        from usearch.index import MetricKind
+        from usearch.index import search as brute
+
+        def ask(query: np.ndarray) -> np.ndarray:
+            return brute(base, query, 10, MetricKind.IP, exact=True).keys.reshape(1, -1)
+
+    took, rows = [], []
+    for query in queries:
+        start = time.perf_counter()
+        rows.append(ask(query[None])[0])
+        took.append(time.perf_counter() - start)
+    np.save(folder / f"{engine}.npy", np.array(rows, dtype=np.int64))
+    print(f'{{"milliseconds": {1000 * float(np.median(took)):.1f}, "megabytes beyond the vectors": {memory() - held}}}')
+
+
+def memory() -> int:
+    """Megabytes at most so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def growing(count: int = 2000) -> dict[str, object]:
+    """Photographs that nobody took, as files; then 1% more of them; then the same command with nothing new."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, chance = Path(scratch) / "set", np.random.default_rng(0)
+        (folder / "a").mkdir(parents=True)
+
+        def add(low: int, high: int) -> None:
+            for i in range(low, high):
+                small = Image.fromarray(chance.integers(0, 255, (12, 16, 3), dtype=np.uint8))
+                small.resize((512, 384), Image.Resampling.BICUBIC).save(folder / "a" / f"{i:06d}.jpg")
+
+        took: dict[str, float] = {}
+        for what, low, high in (("all", 0, count), ("1% more", count, count + count // 100), ("nothing", 0, 0)):
+            add(low, high)
+            start = time.process_time()
+            vitkit.index(folder, out=Path(scratch) / "index")
+            took[what] = time.process_time() - start
+    return {"images": count, "seconds of CPU": took, "1% of all": took["1% more"] / took["all"]}
+
+
+def many(count: int) -> dict[str, object]:
+    """Memory of an index of many tiny images, in a process of its own: a small ViT, sets in shards of arrays."""
+    command = [sys.executable, __file__, "many-with", "--count", str(count)]
+    return dict(parse_json(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]))
+
+
+def many_with(count: int) -> None:
+    from vitkit.model.config import ViTConfig
+    from vitkit.model.vit import ViT
+
+    config = ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=48, depth=1, heads=2, mlp_width=48, classes=0)
+    with tempfile.TemporaryDirectory() as scratch:
+        chance, folder = np.random.default_rng(0), Path(scratch)
+        images = chance.integers(0, 255, (count, 8, 8, 3), dtype=np.uint8)
+        np.savez(folder / "many.npz", images=images, labels=np.arange(count) % 10)
+        del images
+        before = memory()
+        index = vitkit.index(folder / "many.npz", ViT(config), out=folder / "index")
+        print(f'{{"images": {len(index)}, "megabytes before": {before}, "megabytes at most": {memory()}}}')
+
+
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("part", choices=["labels", "duplicates", "search", "index", "search-with", "many-with"])
     words.add_argument("--photos", type=Path)
+    words.add_argument("--name", default="", help="of the collection of photographs, for the record")
     words.add_argument("--count", type=int, default=5000)
     words.add_argument("--each", type=int, default=100, help="copies of each kind of change")
+    words.add_argument("--work", type=Path, help="folder for the planted set, kept; default: one that is removed")
+    words.add_argument("--engine", choices=ENGINES)
+    words.add_argument("--folder", type=Path)
     words.add_argument("--save", type=Path, default=Path(__file__).parent / "results" / "curation.json")
     given = words.parse_args()
-    found: dict[str, object] = {"label errors": labels()}
-    write_json(given.save, found)
-    if given.photos is not None:
-        found["near duplicates"] = duplicates(given.photos, given.count, given.each)
-        print(found["near duplicates"], flush=True)
-        write_json(given.save, found)
+    if given.part == "search-with":
+        return search_with(given.engine, given.folder)
+    if given.part == "many-with":
+        return many_with(given.count)
+    parts = {
+        "labels": ("label errors", labels),
+        "duplicates": (
+            f"near duplicates {given.name}".strip(),
+            lambda: duplicates(given.photos, given.count, given.each, given.work),
+        ),
+        "search": ("search", search),
+        "index": ("index", lambda: {"growing": growing(), "memory": [many(n) for n in (50_000, 200_000)]}),
+    }
+    if given.part == "duplicates" and given.work is None:
+        scratch = tempfile.TemporaryDirectory()
+        given.work = Path(scratch.name)
+    name, run = parts[given.part]
+    found = {"measured": {**machine(), "date": time.strftime("%Y-%m-%d")}, "found": run()}
+    print(found, flush=True)
+    before = parse_json(given.save.read_text()) if given.save.exists() else {}
+    write_json(given.save, {**before, name: found})
+    return None
 
 
 if __name__ == "__main__":

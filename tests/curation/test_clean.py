@@ -208,7 +208,7 @@ def test_suggested_images_are_one_of_each_cluster() -> None:
 
 
 def test_training_warns_of_leaks_that_the_index_knows(planted: Path, tmp_path: Path, command, monkeypatch) -> None:
-    from vitkit.curation.clean import leak_warning
+    from vitkit.curation.leaks import leak_warning
 
     monkeypatch.chdir(tmp_path)
     assert leak_warning(str(planted)) == ""

@@ -16,7 +16,7 @@ from PIL import Image
 import vitkit
 from data.making import photo
 from peers import randomize
-from vitkit.curation import build_index, open_index
+from vitkit.curation import build_index, open_index, update_index
 from vitkit.curation.embedding import _Describing
 from vitkit.data.descriptor import SIDE, describe
 from vitkit.errors import DataError
@@ -41,7 +41,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_rows_are_the_images_in_the_order_of_the_set(photos: Path, tmp_path: Path) -> None:
     made = build_index(photos, out=tmp_path / "i")
     assert made.features.shape == (20, 692)
-    assert isinstance(made.features, np.memmap)
+    assert not isinstance(made.features, np.memmap)  # it owns them
     assert made.splits.count("test") == 4
     assert made.classes == ("a", "b")
     for row in (0, 7, 19):
@@ -50,6 +50,21 @@ def test_rows_are_the_images_in_the_order_of_the_set(photos: Path, tmp_path: Pat
         np.testing.assert_allclose(made.features[row], vector / np.linalg.norm(vector), atol=1e-6)
         assert Path(made.paths[row]).parent.name == made.label_name(row)
         assert made.splits[row] in made.paths[row]
+
+
+def test_cleaning_takes_the_index_of_whatever_model(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`vitkit index photos --model ...` and then `vitkit data clean photos`, as the README has it."""
+    monkeypatch.chdir(tmp_path)
+    descriptor = update_index(photos)
+    assert descriptor.path.name == f"{photos.name}.index"
+    assert update_index(photos).about == descriptor.about
+    vitkit.save(randomize(vitkit.create(CONFIG)), tmp_path / "m.safetensors")
+    made = build_index(photos, "m.safetensors", force=True)
+    again = update_index(photos)
+    assert again.about == made.about
+    np.testing.assert_array_equal(again.features, made.features)
 
 
 def test_a_model_gives_its_own_features(photos: Path, tmp_path: Path) -> None:
@@ -144,7 +159,7 @@ def test_a_folder_without_classes_has_no_labels(tmp_path: Path) -> None:
 def test_the_index_knows_when_its_set_is_another(photos: Path, tmp_path: Path) -> None:
     made = build_index(photos, out=tmp_path / "i")
     photo(77).save(photos / "train" / "a" / "new.png")
-    with pytest.raises(DataError, match=r"1 images are new or changed. Update it: vitkit index"):
+    with pytest.raises(DataError, match=r"1 image is new or changed. Update it: vitkit index"):
         made.catalogue()
     with pytest.raises(DataError, match="does not fit digits as it is now"):
         made.catalogue(data="digits")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from vitkit.curation.index import Index, build_index, open_index
+from vitkit.curation.index import Index, build_index, open_index, update_index
 
-__all__ = ["Index", "build_index", "open_index"]
+__all__ = ["Index", "build_index", "open_index", "update_index"]

@@ -1,7 +1,8 @@
 """Do two thumbnails show the same photograph? Register one onto the other, then compare what is left, cell by cell.
 
-Gauss-Newton on an affine map, coarse to fine, of images without their low frequencies: brightness and
-contrast do not count, and smooth skies are not alike just because they are smooth.
+Gauss-Newton steps of an affine map, coarse to fine, of images without their low frequencies and with the same contrast
+everywhere: brightness does not count, smooth skies are not alike just because they are smooth, and a frame does not
+hide what is inside. Plain things of the same outline, such as trousers on a floor, may still be taken for the same.
 
 Shapes: B pairs, S side of a thumbnail.
 """
@@ -14,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _STEPS = ((16, 8), (32, 8), (64, 6))  # side, iterations
-_CELLS = 4  # along a side, compared one by one
-_TEXTURE = 0.15  # of the mean deviation: a cell with less says nothing
+_NOISE = 4.0  # grey levels: what varies less is hardly made stronger
+_CELLS = 8  # along a side, compared one by one
+_TEXTURE = 0.33  # deviation, which is 1 at most: a cell with less, about 2 grey levels, says nothing
 _ALIKE = 0.7  # correlation of a cell that shows the same
 _EARLY = 0.25  # correlation without which the next finer size is not tried
 
@@ -29,16 +31,23 @@ def agreement(images: np.ndarray, others: np.ndarray, start: np.ndarray) -> np.n
     theta, score = torch.from_numpy(start).float(), torch.ones(len(a))
     alive = torch.arange(len(a))
     for side, iterations in _STEPS:
+        if not len(alive):
+            return score.numpy()
         image, template = (_detail(F.adaptive_avg_pool2d(x[alive], side)) for x in (a, b))
         theta[alive] = _register(image, template, theta[alive], iterations)
-        correlation = _correlation(*_overlap(image, template, theta[alive]))
-        keep = correlation > _EARLY
+        overlap = _overlap(image, template, theta[alive])
+        keep = _correlation(*overlap) > _EARLY
         score[alive[~keep]] = 0
         alive = alive[keep]
     if len(alive):
-        image, template = (_detail(x[alive]) for x in (a, b))
-        score[alive] = _cells(*_overlap(image, template, theta[alive])) * _plausible(theta[alive])
+        score[alive] = _cells(*(x[keep] for x in overlap)) * _plausible(theta[alive])
     return score.numpy()
+
+
+def correlation(images: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """uint8 B S S 3 twice -> B: of the grey levels as they are, without registering."""
+    a, b = (_grey(torch.from_numpy(x))[:, 0] for x in (images, others))
+    return np.asarray(_correlation(a, b, torch.ones_like(a)).numpy())
 
 
 def _grey(images: Tensor) -> Tensor:
@@ -46,38 +55,50 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _detail(x: Tensor) -> Tensor:
-    """Less a wide average, more or less blurred, of deviation 1."""
-    narrow = F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
-    wide = F.avg_pool2d(x, 9, 1, 4, count_include_pad=False)
-    y = narrow - wide
-    return y / (y.flatten(1).std(dim=1).view(-1, 1, 1, 1) + 1e-3)
+    """Less a wide average, more or less blurred, of deviation 1 around every pixel where there is more than noise."""
+    y = _blurred(x, 3) - _blurred(x, 9)
+    return y / (_blurred(y**2, 9).sqrt() + _NOISE)
+
+
+def _blurred(x: Tensor, width: int) -> Tensor:
+    """The mean of a square around each pixel: two products with a band of ones, much cheaper than pooling."""
+    side = torch.arange(x.shape[-1])
+    band = ((side[:, None] - side).abs() <= width // 2).float()
+    band = band / band.sum(dim=1, keepdim=True)
+    return band @ x @ band.mT
+
+
+def _coordinates(side: int) -> Tensor:
+    """3 s*s: x, y and 1 of every pixel; x and y from -1 to 1."""
+    ticks = (torch.arange(side) + 0.5) * 2 / side - 1
+    return torch.stack([ticks.repeat(side), ticks.repeat_interleave(side), torch.ones(side * side)])
 
 
 def _register(image: Tensor, template: Tensor, theta: Tensor, iterations: int) -> Tensor:
-    """B 1 s s twice, B 2 3 -> the map under which the image, read at mapped places, is most like the template."""
+    """B 1 s s twice, B 2 3 -> the map under which the image, read at mapped places, is most like the template.
+
+    Inverse compositional (Baker & Matthews 2004): the derivatives are those of the template, computed once.
+    """
     side = image.shape[-1]
-    down, across = torch.gradient(image, dim=(2, 3))
-    stack = torch.cat([image, across * (side / 2), down * (side / 2)], dim=1)  # B 3 s s, derivatives by coordinate
-    ticks = (torch.arange(side) + 0.5) * 2 / side - 1
-    x, y = ticks.repeat(side), ticks.repeat_interleave(side)  # s*s
+    down, across = (slope.flatten(2) * (side / 2) for slope in torch.gradient(template, dim=(2, 3)))  # by coordinate
+    jacobian = torch.cat([slope * _coordinates(side) for slope in (across, down)], dim=1)  # B 6 s*s
+    normal = jacobian @ jacobian.mT + torch.eye(6) * (0.01 * side**2)
+    solver = torch.linalg.inv(normal) @ jacobian
+    last = torch.tensor([[[0.0, 0.0, 1.0]]]).expand(len(theta), 1, 3)
     for _ in range(iterations):
-        read, inside = _read(stack, theta)
-        value, dx, dy = read.flatten(2).unbind(dim=1)  # B s*s
-        weight = inside.flatten(1)
-        difference = (template.flatten(1) - value) * weight
-        difference = difference.clamp(-2, 2)  # what is in one image only does not pull
-        columns = [d * w for d in (dx, dy) for w in (x, y, torch.ones_like(x))]
-        jacobian = torch.stack(columns, dim=2) * weight[..., None]  # B s*s 6
-        normal = jacobian.mT @ jacobian + torch.eye(6) * (0.01 * side**2)
-        change = torch.linalg.solve(normal, (jacobian.mT @ difference[..., None]))[..., 0]
-        theta = theta + change.clamp(-0.1, 0.1).view(-1, 2, 3)
+        read, inside = _read(image, theta)
+        difference = ((read - template)[:, 0] * inside).clamp(-2, 2)  # what is in one image only does not pull
+        change = (solver @ difference.flatten(1)[..., None]).clamp(-0.1, 0.1).view(-1, 2, 3)
+        theta = theta @ torch.linalg.inv(torch.cat([change + torch.eye(2, 3), last], dim=1))
     return theta
 
 
-def _read(stack: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    grid = F.affine_grid(theta, [len(theta), 1, *stack.shape[2:]], align_corners=False)  # B s s 2
+def _read(image: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """The image at mapped places, B 1 s s, and where those are inside it, B s s."""
+    side = image.shape[-1]
+    grid = (theta @ _coordinates(side)).mT.unflatten(1, (side, side))  # B s s 2
     inside = (grid.abs() <= 1).all(dim=-1).float()
-    return F.grid_sample(stack, grid, align_corners=False, padding_mode="border"), inside
+    return F.grid_sample(image, grid, align_corners=False, padding_mode="border"), inside
 
 
 def _overlap(image: Tensor, template: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,14 +115,27 @@ def _correlation(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
 
 
 def _cells(a: Tensor, b: Tensor, inside: Tensor) -> Tensor:
-    """The share of cells with texture, in either image, that are alike; 0 where few can be compared."""
+    """The share of cells with texture, in either image, that are alike: of all or of the inner ones, whichever is less.
+
+    0 where few can be compared, or most of the middle differs. The same frame around different photographs agrees in
+    many cells, all of them outer.
+    """
     side = a.shape[-1] // _CELLS
-    a, b, weight = (x.unfold(1, side, side).unfold(2, side, side).flatten(1, 2) for x in (a, b, inside))  # B cells s s
-    spread = torch.maximum(*((x * weight).std(dim=(-2, -1)) for x in (a, b)))
+    a, b, weight = (x.unfold(1, side, side).unfold(2, side, side) for x in (a, b, inside))  # B cells cells s s
+    spread = torch.maximum(*((x * weight).std(dim=(-2, -1), correction=0) for x in (a, b)))
     counted = (weight.mean(dim=(-2, -1)) > 0.5) & (spread > _TEXTURE)
     alike = (_correlation(a, b, weight) > _ALIKE) & counted
-    share = alike.sum(dim=1) / counted.sum(dim=1).clamp(min=1)
-    return torch.where(counted.sum(dim=1) >= _CELLS, share, torch.zeros_like(share))
+    everywhere, inner, middle = (_share(alike, counted, ring) for ring in (0, _CELLS // 4, _CELLS // 2 - 1))
+    sure = (counted.sum(dim=(1, 2)) >= _CELLS) & (middle >= 0.5)
+    return torch.where(sure, torch.minimum(everywhere, inner), torch.zeros_like(inner))
+
+
+def _share(alike: Tensor, counted: Tensor, ring: int) -> Tensor:
+    """B cells cells twice -> B: of the cells that count, without some rings of outer ones; 1 where at most one does."""
+    inner = slice(ring, _CELLS - ring)
+    some = counted[:, inner, inner].sum(dim=(1, 2))
+    share = alike[:, inner, inner].sum(dim=(1, 2)) / some.clamp(min=1)
+    return torch.where(some > 1, share, torch.ones_like(share))
 
 
 def _plausible(theta: Tensor) -> Tensor:

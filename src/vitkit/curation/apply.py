@@ -16,7 +16,7 @@ from vitkit.curation.catalogue import Catalogue, open_catalogue
 from vitkit.curation.clean import COLUMNS, DROP, ISSUES, Cleaning, Issue
 from vitkit.data.source import PackedSource
 from vitkit.errors import DataError, did_you_mean
-from vitkit.io import csv_cell, parse_json, write_json, write_text
+from vitkit.io import csv_cell, open_text, read_json, write_json, write_text
 from vitkit.progress import SILENT, Progress
 
 ACTIONS = ("accept", "reject", "")
@@ -47,7 +47,7 @@ def write_cleaning(folder: Path, found: Cleaning, classes_from: str) -> None:
 def read_issues(path: Path) -> list[dict[str, str]]:
     """The rows that count."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with open_text(path, "utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
     except (OSError, ValueError, csv.Error) as e:
         raise DataError(f"{path} cannot be read ({e}); `vitkit data clean` writes it") from e
@@ -71,7 +71,7 @@ def apply(issues: str | Path, to: str | Path, data: str | None = None, progress:
     if target.suffix.lower() != ".csv":
         raise DataError(f"--to {target} must end with .csv")
     catalogue = _catalogue(path, data, progress)
-    known = {name: row for row, name in enumerate(catalogue.paths)}
+    known = {as_written: row for row, name in enumerate(catalogue.paths) for as_written in (csv_cell(name), name)}
     labels: dict[int, str] = {}
     dropped: set[int] = set()
     for row in read_issues(path):
@@ -89,23 +89,26 @@ def apply(issues: str | Path, to: str | Path, data: str | None = None, progress:
 
 
 def _known_class(name: str, catalogue: Catalogue) -> str:
-    if name not in catalogue.classes:
+    known = {as_written: given for given in catalogue.classes for as_written in (csv_cell(given), given)}
+    if name not in known:
         hint = did_you_mean(name, catalogue.classes)
         raise DataError(
             f"{catalogue.source.name} has no class {name!r}.{hint} Correct the suggestion, or remove the row"
         )
-    return name
+    return known[name]
 
 
 def _catalogue(issues: Path, data: str | None, progress: Progress) -> Catalogue:
-    about: dict[str, str] = {}
+    classes_from: str | int = "auto"
     if data is None:
         try:
-            about = parse_json((issues.parent / "clean.json").read_text(encoding="utf-8"))
-            data = str(about["data"])
+            about = read_json(issues.parent / "clean.json")
+            data, classes_from = about["data"], about.get("classes_from", "auto")
+            if not isinstance(data, str) or not isinstance(classes_from, str | int):
+                raise ValueError("it holds something else")
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise DataError(f"nothing says which set {issues} is about; add --data DATA") from e
-    return open_catalogue(data, progress, about.get("classes_from", "auto"))
+    return open_catalogue(data, progress, classes_from)
 
 
 def _write(target: Path, catalogue: Catalogue, labels: dict[int, str], dropped: set[int]) -> None:
@@ -121,6 +124,7 @@ def _write(target: Path, catalogue: Catalogue, labels: dict[int, str], dropped: 
     for row in range(len(source)):
         if row not in dropped:
             name = os.path.relpath(os.path.abspath(source.names[row]), base)
+            name = name if csv_cell(name) == name else os.path.join(".", name)  # no formula for a spreadsheet
             split = catalogue.splits[row] if catalogue.splits[row] != "all" else ""
             writer.writerow([name, labels.get(row, source.label_name(row)), split])
     write_text(target, text.getvalue())

@@ -10,10 +10,12 @@ import numpy as np
 
 from vitkit.data import Source, open_data
 from vitkit.data.identity import key
+from vitkit.data.sources import FILES
 from vitkit.errors import DataError, as_text
 from vitkit.io import canonical, sha256
 from vitkit.prediction import open_inputs
 from vitkit.progress import SILENT, Progress
+from vitkit.storage import is_url, listing, suffix
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,11 @@ class Catalogue:
 def open_catalogue(data: str | Path, progress: Progress = SILENT, classes_from: str | int = "auto") -> Catalogue:
     """Whatever `open_data` takes, all splits one after the other; or a folder of images without classes."""
     folder = Path(data).expanduser()
-    if folder.is_dir() and not any(p.is_dir() and not p.name.startswith(".") for p in folder.iterdir()):
+    if is_url(data):
+        below = listing(str(data)) if suffix(str(data)) not in FILES else None
+        if below is not None and not below.folders and len(source := _loose(str(data))):
+            return Catalogue(source, ["all"] * len(source))
+    elif folder.is_dir() and not any(p.is_dir() and not p.name.startswith(".") for p in folder.iterdir()):
         if any(folder.glob("*.tar")) or not len(source := _loose(str(folder))):
             return _labelled(data, progress, classes_from)
         return Catalogue(source, ["all"] * len(source))
@@ -69,7 +75,8 @@ def _labelled(data: str | Path, progress: Progress, classes_from: str | int) -> 
 def differences(before: list[str], now: list[str]) -> str:
     """In words, "" when both lists of keys hold the same: "3 images are new or changed, 1 is gone"."""
     new, gone = len(set(now) - set(before)), len(set(before) - set(now))
-    words = [f"{new:,} images are new or changed"] * bool(new) + [f"{gone:,} are gone or changed"] * bool(gone)
+    words = [f"{new:,} {'image is' if new == 1 else 'images are'} new or changed"] * bool(new)
+    words += [f"{gone:,} {'is' if gone == 1 else 'are'} gone or changed"] * bool(gone)
     return ", ".join(words) or ("" if before == now else "their order or number changed")
 
 

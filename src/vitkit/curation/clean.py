@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
+from vitkit.curation.balance import Overlap, Unbalanced, overlaps, unbalanced
 from vitkit.curation.duplicates import Group, find_duplicates
-from vitkit.curation.index import Index, default_place
+from vitkit.curation.index import Index
 from vitkit.curation.labels import find_label_errors
+from vitkit.curation.leaks import keep_leaks
 from vitkit.curation.looks import Looks
 from vitkit.curation.search import nearest
 from vitkit.errors import DataError
-from vitkit.io import parse_json, write_json
 from vitkit.progress import SILENT, Progress
 
 DROP = "drop"
@@ -55,6 +55,8 @@ class Cleaning:
     issues: list[Issue]
     notes: list[str]
     neighbours: dict[str, list[str]]  # path of a label error -> images of the suggested class that are near
+    overlaps: list[Overlap]  # classes that lie in each other
+    unbalanced: list[Unbalanced]  # classes whose share differs between splits
 
     def counts(self) -> dict[str, int]:
         return {kind: n for kind in ISSUES if (n := sum(issue.issue == kind for issue in self.issues))}
@@ -70,19 +72,8 @@ def clean(index: Index, looks: Looks, progress: Progress = SILENT) -> Cleaning:
     issues += [*label_issues, *_unreadable(index), *_junk(index, looks, notes), *_outliers(index)]
     issues += [*_small_classes(index), *_drift(index)]
     issues.sort(key=lambda issue: ISSUES.index(issue.issue))
-    return Cleaning(str(index.about["data"]), str(index.path), len(index), issues, notes, neighbours)
-
-
-def keep_leaks(index: Index, groups: list[Group]) -> None:
-    """Into the index, for `train` and `evaluate`: the images outside train that show what train shows."""
-    leaked = [
-        index.paths[row]
-        for group in groups
-        if group.leaks and any(index.splits[r] == "train" for r in group.rows)
-        for row in group.rows
-        if index.splits[row] != "train"
-    ]
-    write_json(index.path / "leaks.json", {"digest": index.about["digest"], "leaked": sorted(leaked)})
+    about = str(index.about["data"]), str(index.path), len(index)
+    return Cleaning(*about, issues, notes, neighbours, overlaps(index), unbalanced(index))
 
 
 def _issue(index: Index, row: int, issue: str, suggestion: str, score: float, group: str = "") -> Issue:
@@ -149,6 +140,8 @@ def _outliers(index: Index) -> Iterator[Issue]:
 def _small_classes(index: Index) -> Iterator[Issue]:
     train = np.array([split in ("train", "all") for split in index.splits])
     counts = np.bincount(index.labels[train & (index.labels >= 0)], minlength=len(index.classes))
+    if 2 * len(index.classes) > len(index):  # no classes at all, which a note says
+        return
     for name, count in zip(index.classes, counts.tolist(), strict=True):
         if count < _FEW:
             yield Issue("", "small-class", "train", name, score=float(count), group=f"{count} images to learn from")
@@ -170,21 +163,3 @@ def _drift(index: Index) -> Iterator[Issue]:
         excess = (float((numbers[near[mine]] == n).mean()) - expected) / max(1e-9, 1 - expected)
         if excess > _DRIFT:
             yield Issue("", "drift", name, score=excess, group="its images are nearer to each other than to train")
-
-
-def leaked(index: Path) -> list[str]:
-    """The evaluated images that are in train too, as `clean` found; [] where it has not looked at this index."""
-    try:
-        found, about = (parse_json((index / f).read_text(encoding="utf-8")) for f in ("leaks.json", "about.json"))
-        return list(map(str, found["leaked"])) if found["digest"] == about["digest"] else []
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
-def leak_warning(data: str) -> str:
-    """For the start of a training: what the index of a set knows; "" when nothing."""
-    place = default_place(data)
-    if not (found := leaked(place)):
-        return ""
-    many = f"{len(found):,} images that are evaluated show what train shows, such as {found[0]}"
-    return f"warning: {many}: accuracy will look too high. `vitkit data clean {data} --index {place}` lists them"

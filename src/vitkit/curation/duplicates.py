@@ -1,47 +1,34 @@
-"""Exact and near duplicates: candidates by features, each pair then verified pixel by pixel; groups, leaks first.
+"""Exact and near duplicates: candidates by features and by views of thumbnails, each pair verified cell by cell.
 
-The features of an image and of its mirror image differ, and those of a crop too. So each image asks with several
-views of its thumbnail (windows of it, as they are and mirrored); what answers is registered onto it (`alignment`).
+What looks alike at a glance (`views`) is registered, one image onto the other, and compared (`alignment`). Registering
+is what costs: only pairs whose signatures are alike get that far, and a few of each image, so that a set in which all
+images look alike takes no longer than others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from vitkit.curation.alignment import agreement
-from vitkit.curation.looks import SIDE, Looks
+from vitkit.curation.alignment import agreement, correlation
+from vitkit.curation.looks import Looks
 from vitkit.curation.search import nearest
-from vitkit.data.descriptor import describe
+from vitkit.curation.views import PLACES, VIEWS, Signatures
 from vitkit.progress import SILENT, Progress
 
-_NEAR = 0.65  # share of cells that must agree
-_TOP = 4  # neighbours of each view
-_WIDTH = 128  # of the descriptions in which candidates are looked for
-_AT_ONCE = 1024
-_CORNER = 0.14
+_NEAR = 0.55  # share of cells that must agree
+_STRONG = 0.75  # share with which one pair is enough to join two groups
+_ALIKE = 0.6  # cosine of signatures below which nothing is registered
+_TOP = 3  # candidates of each view, at most
+_MOST = 6  # candidates of each image, at most: the most alike
+_AT_ONCE = 256
+_TINY = 16  # pixels of the shorter side: in fewer, different things are alike once registered
+_SAME = 0.99  # correlation of tiny images that show the same
 
-Candidates = tuple[np.ndarray, ...]  # rows, other rows, numbers of views
-
-
-class View(NamedTuple):
-    """A window: its centre and half its side in coordinates from -1 to 1; and whether it is mirrored."""
-
-    x: float = 0.0
-    y: float = 0.0
-    half: float = 1.0
-    across: bool = False
-    down: bool = False
-
-
-_WINDOWS = [View(), View(half=0.88)]
-_WINDOWS += [View(x, y, 1 - _CORNER) for x in (-_CORNER, _CORNER) for y in (-_CORNER, _CORNER)]
-VIEWS = [*_WINDOWS, *(view._replace(across=True) for view in _WINDOWS), View(down=True)]
+Candidates = tuple[np.ndarray, np.ndarray, np.ndarray]  # rows, other rows, numbers of views
 
 
 @dataclass(frozen=True)
@@ -59,6 +46,7 @@ class Group:
     exact: bool
     score: float  # of the weakest link
     leaks: bool
+    paths: tuple[str, ...] = ()
 
 
 def find_duplicates(
@@ -80,97 +68,102 @@ def exact_pairs(digests: np.ndarray) -> list[Pair]:
 
 def near_pairs(features: np.ndarray, looks: Looks, progress: Progress = SILENT, near: float = _NEAR) -> list[Pair]:
     best: dict[tuple[int, int], float] = {}
-    for rows, others, views in _candidates(features, looks, progress):
+    tiny, done = np.minimum(looks["width"], looks["height"]) < _TINY, 0
+    for rows, others, views in candidates(features, looks, progress):
         for low in range(0, len(rows), _AT_ONCE):
             some = slice(low, low + _AT_ONCE)
-            scores = agreement(*_thumbnails(looks, rows[some], others[some], views[some]))
+            images = looks.thumbnails(rows[some]), looks.thumbnails(others[some])
+            small = tiny[rows[some]] | tiny[others[some]]
+            scores = np.zeros(len(small), np.float32)
+            scores[~small] = agreement(*(x[~small] for x in (*images, PLACES[views[some]])))
+            plain = correlation(*(x[small] for x in images))
+            scores[small] = np.where(plain >= _SAME, plain, 0)
             for row, other, score in zip(rows[some].tolist(), others[some].tolist(), scores.tolist(), strict=True):
                 if score >= near:
                     pair = min(row, other), max(row, other)
                     best[pair] = max(best.get(pair, 0.0), score)
+            done += len(scores)
+            progress.update(f"comparing pairs, {len(best):,} alike", done)
     return [Pair(*pair, min(score, 0.999)) for pair, score in sorted(best.items())]
 
 
-def _thumbnails(
-    looks: Looks, rows: np.ndarray, others: np.ndarray, views: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    images = looks.thumbnails(rows)
-    across, down = (np.array([getattr(VIEWS[v], way) for v in views]) for way in ("across", "down"))
-    images[across] = images[across][:, :, ::-1]
-    images[down] = images[down][:, ::-1]
-    start = np.array([[[v.half, 0, v.x], [0, v.half, v.y]] for v in (VIEWS[n] for n in views)])
-    return images, looks.thumbnails(others), start
-
-
-def _candidates(features: np.ndarray, looks: Looks, progress: Progress) -> Iterator[Candidates]:
+def candidates(features: np.ndarray, looks: Looks, progress: Progress = SILENT) -> Iterator[Candidates]:
     """Rows, other rows and numbers of views of what may be the same, some images at a time."""
-    count = len(features)
-    described = _Described(looks, count, progress)
-    for low in range(0, count, _AT_ONCE):
-        rows = np.arange(low, min(count, low + _AT_ONCE))
-        hits = [(0, nearest(features, np.asarray(features[rows]), _TOP + 1))]  # by the features themselves
-        hits += [(n, nearest(described.base, described.views(rows, n), _TOP + 1)) for n in range(len(VIEWS))]
-        best: dict[tuple[int, int, bool], tuple[float, int]] = {}
-        for view, (others, scores) in hits:
-            for row, near, score in zip(rows.tolist(), others.tolist(), scores.tolist(), strict=True):
-                for other, value in zip(near, score, strict=True):
-                    key = row, other, VIEWS[view].across
-                    if other != row and best.get(key, (-1.0, 0))[0] < value:
-                        best[key] = value, view
-        pairs = np.array([(row, other, view) for (row, other, _), (_, view) in sorted(best.items())], dtype=np.int64)
-        yield tuple(pairs.reshape(-1, 3).T)
-        progress.update("comparing images", low + len(rows), count)
+    signatures = Signatures(looks, len(features), progress)
+    for low in range(0, len(features), _AT_ONCE):
+        rows = np.arange(low, min(len(features), low + _AT_ONCE))
+        found: dict[tuple[int, int, bool], tuple[float, int]] = {}
+        pixels = signatures.pixels(rows)
+        for view in range(len(VIEWS)):
+            asked = signatures.of(pixels, view)
+            for row, other, score in _alike(asked, rows, signatures.whole):
+                _keep_best(found, row, other, view, score)
+        for row, others in zip(
+            rows.tolist(), nearest(features, np.asarray(features[rows]), 2)[0].tolist(), strict=True
+        ):
+            for other in others:  # the nearest by the features themselves, whatever its signature
+                if other != row:
+                    _keep_best(found, row, other, 0, _ALIKE)
+        yield _most_alike(found)
+        progress.update("looking for pairs", low + len(rows), len(features))
 
 
-class _Described:
-    """Descriptions of all thumbnails, in few dimensions: a random rotation would do, principal ones keep more."""
+def _alike(asked: torch.Tensor, rows: np.ndarray, whole: torch.Tensor) -> Iterator[tuple[int, int, float]]:
+    """Each row with the few others that are most like it, where they are alike at all."""
+    scores = asked @ whole.mT  # M N
+    scores[torch.arange(len(rows)), torch.from_numpy(rows)] = -1
+    busy = torch.nonzero(scores.amax(dim=1) > _ALIKE)[:, 0]
+    best, others = scores[busy].topk(min(_TOP, scores.shape[1]), dim=1)
+    for n, values, near in zip(busy.tolist(), best.tolist(), others.tolist(), strict=True):
+        for value, other in zip(values, near, strict=True):
+            if value > _ALIKE:
+                yield int(rows[n]), other, value
 
-    def __init__(self, looks: Looks, count: int, progress: Progress) -> None:
-        self.looks = looks
-        sample = np.linspace(0, count - 1, min(count, 4096)).astype(np.int64)
-        self.basis, self.mean = None, np.float32(0)
-        known = self.views(sample, 0)
-        self.mean = known.mean(axis=0)
-        _, _, directions = np.linalg.svd(known - self.mean, full_matrices=False)
-        self.basis = directions[:_WIDTH].T
-        parts = []
-        for low in range(0, count, _AT_ONCE):
-            parts.append(self.views(np.arange(low, min(count, low + _AT_ONCE)), 0))
-            progress.update("describing images", low, count)
-        self.base = np.concatenate(parts)
 
-    def views(self, rows: np.ndarray, number: int) -> np.ndarray:
-        """M D of one view of some images."""
-        view = VIEWS[number]
-        x = torch.from_numpy(self.looks.thumbnails(rows)).permute(0, 3, 1, 2)  # M 3 S S
-        x = x.flip(3) if view.across else x.flip(2) if view.down else x
-        low_x, low_y, side = (
-            round(n * SIDE / 2) for n in (1 + view.x - view.half, 1 + view.y - view.half, 2 * view.half)
-        )
-        values = describe(x[:, :, low_y : low_y + side, low_x : low_x + side].contiguous()).numpy()
-        if self.basis is not None:
-            values = (values - self.mean) @ self.basis
-        return np.asarray(F.normalize(torch.from_numpy(values), dim=1).numpy())
+def _keep_best(
+    found: dict[tuple[int, int, bool], tuple[float, int]], row: int, other: int, view: int, score: float
+) -> None:
+    key = row, other, VIEWS[view].across
+    if found.get(key, (-1.0, 0))[0] < score:
+        found[key] = score, view
+
+
+def _most_alike(found: dict[tuple[int, int, bool], tuple[float, int]]) -> Candidates:
+    """The most alike of each image, in order."""
+    of_row: dict[int, list[tuple[float, int, int]]] = {}
+    for (row, other, _), (score, view) in sorted(found.items()):
+        of_row.setdefault(row, []).append((-score, other, view))
+    table = [(row, other, view) for row, others in of_row.items() for _, other, view in sorted(others)[:_MOST]]
+    rows, others, views = np.array(table, dtype=np.int64).reshape(-1, 3).T
+    return rows, others, views
 
 
 def grouped(pairs: list[Pair], splits: list[str], digests: np.ndarray) -> list[Group]:
-    """Connected images."""
-    parent: dict[int, int] = {}
-
-    def root(row: int) -> int:
-        while parent.setdefault(row, row) != row:
-            parent[row] = row = parent[parent[row]]
-        return row
-
+    """Connected images, strongest pairs first; what only a weak pair connects stays apart (`_belong`)."""
+    linked: dict[int, set[int]] = {}
     for pair in pairs:
-        parent[max(root(pair.first), root(pair.second))] = min(root(pair.first), root(pair.second))
-    members: dict[int, list[int]] = {}
-    for row in sorted(parent):
-        members.setdefault(root(row), []).append(row)
+        linked.setdefault(pair.first, set()).add(pair.second)
+        linked.setdefault(pair.second, set()).add(pair.first)
+    member_of = {row: [row] for row in sorted(linked)}
+    for pair in sorted(pairs, key=lambda pair: -pair.score):
+        few, many = sorted((member_of[pair.first], member_of[pair.second]), key=len)
+        if few is not many and (pair.score >= _STRONG or _belong(few, many, linked)):
+            many += few
+            member_of |= dict.fromkeys(few, many)
     weakest: dict[int, float] = {}
     for pair in pairs:
-        weakest[root(pair.first)] = min(weakest.get(root(pair.first), 1.0), pair.score)
+        if member_of[pair.first] is member_of[pair.second]:
+            key = min(member_of[pair.first])
+            weakest[key] = min(weakest.get(key, 1.0), pair.score)
+    groups = {key: sorted(member_of[key]) for key in sorted(weakest)}
     return [
         Group(rows, len({digests[r] for r in rows}) == 1, weakest[key], len({splits[r] for r in rows}) > 1)
-        for key, rows in members.items()
+        for key, rows in groups.items()
     ]
+
+
+def _belong(few: list[int], many: list[int], linked: dict[int, set[int]]) -> bool:
+    """Two pairs between them, or half of all there could be: else different images would be chained one by one."""
+    others = set(many)
+    links = sum(len(linked[row] & others) for row in few)
+    return links >= 2 or 2 * links >= len(few) * len(many)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
+from vitkit.checkpoints.options import ModelOptions
+from vitkit.checkpoints.zeroshot import has_text_tower
 from vitkit.data.descriptor import SIDE, describe
 from vitkit.model.base import Outputs
 from vitkit.model.config import Preprocessing, ViTConfig
@@ -22,10 +26,21 @@ class _Describing(Runtime):
         return describe((images * 255).round().to(torch.uint8))
 
 
-def open_embedder(model: Loadable | None, device: str | None = None, progress: Progress = SILENT) -> Opened:
-    """Features of prepared images, by what the model's head reads; None: by the descriptor."""
+def open_embedder(
+    model: Loadable | None,
+    device: str | None = None,
+    progress: Progress = SILENT,
+    options: ModelOptions | None = None,
+    features: str = "",
+) -> Opened:
+    """Features of prepared images, by what the model's head reads; None: by the descriptor.
+
+    Where a checkpoint has a text tower they are what its texts are compared with.
+    """
     if model is not None and str(model) != DESCRIPTOR:
-        return open_model(model, device=device, progress=progress, features="")
+        if not features and isinstance(model, (str, Path)) and has_text_tower(model):
+            features = "pooled"
+        return open_model(model, device=device, progress=progress, features=features, options=options)
     pre = Preprocessing(size=(SIDE, SIDE), mean=(0.0,), std=(1.0,))
     config = ViTConfig(  # its preprocessing is read
         image_size=pre.size, patch_size=pre.size, classes=0, preprocessing=pre

@@ -32,6 +32,9 @@ class LabelError:
     suggestion: int
     score: float  # probability of the label that it has: the lower, the surer
     neighbours: list[int]  # the nearest images of the suggested class
+    path: str = ""
+    label_name: str = ""
+    suggested_name: str = ""
 
 
 def find_label_errors(
@@ -40,6 +43,11 @@ def find_label_errors(
     """The surest first."""
     if len(classes) < 2 or (labels < 0).any():
         raise DataError("label errors need one class per image and at least two classes; this set has none such")
+    if 2 * len(classes) > len(labels):
+        many = f"there are {len(classes):,} classes for {len(labels):,} images, such as {classes[0]!r}"
+        raise DataError(
+            f"{many}: a column of names or values rather than classes; index the set with its column of classes"
+        )
     probabilities = cross_validated(features, labels, len(classes), progress)
     found = confident_learning(probabilities, labels)
     wanted = probabilities.argmax(axis=1)

@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vitkit.curation.stored import read_array
 from vitkit.data import Source
 from vitkit.data.decode import BadImage, decode, header, read_bytes, to_channels
 from vitkit.data.loader import in_order
 from vitkit.data.source import pillow
+from vitkit.errors import DataError
 from vitkit.io import replacing, sha256
 from vitkit.progress import SILENT, Progress
 
@@ -36,20 +38,30 @@ KIND = np.dtype(
 
 
 class Looks:
-    """Records of all images, memory-mapped: `looks["sharpness"]`, `looks.thumbnails(rows)`."""
+    """Records of all images, read when they are asked for: `looks["sharpness"]`, `looks.thumbnails(rows)`."""
 
-    def __init__(self, pieces: list[np.ndarray]) -> None:
-        self.pieces = pieces
+    def __init__(self, pieces: list[tuple[Path, int]]) -> None:
+        self.pieces = pieces  # files and how many records they hold
+        self._last: tuple[int, np.ndarray] | None = None
+
+    def _piece(self, number: int) -> np.ndarray:
+        if self._last is None or self._last[0] != number:
+            path, count = self.pieces[number]
+            try:
+                self._last = number, read_array(path, KIND, (count,))
+            except (OSError, ValueError) as e:
+                raise DataError(f"{path} changed while it was read ({e}); run the command again") from e
+        return self._last[1]
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return np.concatenate([np.asarray(piece[name]) for piece in self.pieces])
+        return np.concatenate([self._piece(number)[name] for number in range(len(self.pieces))])
 
     def thumbnails(self, rows: np.ndarray) -> np.ndarray:
         """uint8 M SIDE SIDE 3."""
         found = np.empty((len(rows), SIDE, SIDE, 3), dtype=np.uint8)
         for n in np.unique(rows // _PIECE):
             mine = rows // _PIECE == n
-            found[mine] = self.pieces[n]["thumbnail"][rows[mine] % _PIECE]
+            found[mine] = self._piece(int(n))["thumbnail"][rows[mine] % _PIECE]
         return found
 
 
@@ -64,16 +76,16 @@ def look_at(source: Source, folder: Path, workers: int = 0, progress: Progress =
             with replacing(path) as file:
                 np.save(file, np.array(records, dtype=KIND))
         progress.update("looking at every image", low + count, len(source))
-        pieces.append(np.load(path, mmap_mode="r", allow_pickle=False))
+        pieces.append((path, count))
     return Looks(pieces)
 
 
 def _is_whole(path: Path, count: int) -> bool:
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-        return bool(found.dtype == KIND and found.shape == (count,))
+        read_array(path, KIND, (count,))
     except (OSError, ValueError):
         return False
+    return True
 
 
 def _look(source: Source, start: int, number: int) -> tuple[object, ...]:

@@ -26,12 +26,13 @@ from PIL import Image
 
 from vitkit.curation.index import Index
 from vitkit.curation.layout import NEIGHBOURS, chosen_method, layout, nearest
+from vitkit.curation.stored import read_array
 from vitkit.data import Source
 from vitkit.data.decode import BadImage
 from vitkit.data.loader import in_order
 from vitkit.data.preprocess import prepare
 from vitkit.errors import DataError
-from vitkit.io import parse_json, replacing, replacing_folder, write_bytes, write_json
+from vitkit.io import read_json, replacing, replacing_folder, write_bytes, write_json
 from vitkit.locks import only_one
 from vitkit.model.config import Preprocessing
 from vitkit.progress import SILENT, Progress
@@ -93,10 +94,14 @@ def build_map(
         neighbours = _kept(
             folder / "neighbours.npy",
             (len(index), each),
+            np.dtype(np.int32),
             lambda: nearest(features, features, each, progress, own=True)[0],
         )
         places = _kept(
-            folder / "layout.npy", (len(index), 2), lambda: layout(features, neighbours, method, seed, progress)
+            folder / "layout.npy",
+            (len(index), 2),
+            np.dtype(np.float32),
+            lambda: layout(features, neighbours, method, seed, progress),
         )
         made = Map(folder, places, neighbours, str(about["method"]))
         _make_sheets(made, source, workers, progress)
@@ -105,23 +110,20 @@ def build_map(
 
 def _read_about(folder: Path) -> object:
     try:
-        return parse_json((folder / "about.json").read_text(encoding="utf-8"))
+        return read_json(folder / "about.json")
     except (OSError, ValueError):
         return None
 
 
-def _kept(path: Path, shape: tuple[int, int], make: Callable[[], np.ndarray]) -> np.ndarray:
+def _kept(path: Path, shape: tuple[int, int], kind: np.dtype, make: Callable[[], np.ndarray]) -> np.ndarray:
     """What the file holds if it is what it should be, else what `make` gives, which is written there."""
     try:
-        found = np.load(path, allow_pickle=False)
-        whole = (
-            found.shape == shape and np.isfinite(found).all() and found.min() >= 0 and found.max() < max(shape[0], 2)
-        )
-        if whole:
-            return np.asarray(found)
-    except (OSError, ValueError, EOFError):
+        found = read_array(path, kind, shape)
+        if np.isfinite(found).all() and found.min() >= 0 and found.max() < max(shape[0], 2):
+            return found
+    except (OSError, ValueError):
         pass
-    made = make()
+    made = make().astype(kind, copy=False)
     with replacing(path) as file:
         np.save(file, made, allow_pickle=False)
     return made

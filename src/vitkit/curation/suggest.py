@@ -1,6 +1,7 @@
-"""What to label next: typical and diverse images first (TypiClust, Hacohen et al. 2022).
+"""What to label next: typical and diverse images first (TypiClust, Hacohen et al. 2022), uncertain ones with a model.
 
-As many clusters as images are wanted; of each, the image whose neighbours are nearest.
+As many clusters as images are wanted; of each, the image whose neighbours are nearest. With a model the clusters are
+those of the images that it is least sure of, and of each the least sure one is taken.
 """
 
 from __future__ import annotations
@@ -8,17 +9,50 @@ from __future__ import annotations
 import numpy as np
 
 from vitkit.curation.search import nearest
+from vitkit.data import Source
 from vitkit.errors import ConfigError
+from vitkit.prediction import open_model, stream
+from vitkit.prediction.opened import Loadable
 from vitkit.progress import SILENT, Progress
 
 _ROUNDS = 20
 _NEIGHBOURS = 20
+_POOL = 5  # times as many uncertain images as are wanted are looked at
+
+
+def margins(model: Loadable, source: Source, device: str | None = None, progress: Progress = SILENT) -> np.ndarray:
+    """(N,) the probability of the likeliest class less that of the next, by a classifier; 0: it cannot decide."""
+    opened = open_model(model, device=device, progress=progress, top=2)
+    if opened.outputs.kind != "classes" or opened.config.classes < 2:
+        raise ConfigError(f"{model} is no classifier of two classes or more; leave --model out for typical images")
+    found = np.ones(len(source), dtype=np.float32)  # what cannot be read is not suggested first
+    for n, row in enumerate(stream(opened, source)):
+        if row["error"] is None:
+            found[n] = float(str(row["probability"])) - float(str(row["probability_2"]))
+        progress.update("asking the model", n + 1, len(source))
+    return found
+
+
+def suggest_uncertain(features: np.ndarray, margin: np.ndarray, count: int, progress: Progress = SILENT) -> np.ndarray:
+    """Rows to label first: of the images with the smallest margin, one of each cluster; the least sure first."""
+    _check(count, len(features))
+    pool = np.argsort(margin, kind="stable")[: max(count, min(len(features), _POOL * count))]
+    cluster = k_means(np.asarray(features[np.sort(pool)]), count, progress)
+    rows = np.sort(pool)
+    first = [int(mine[margin[mine].argmin()]) for c in range(count) if len(mine := rows[cluster == c])]
+    rest = [int(row) for row in pool if row not in set(first)]  # of clusters that are empty
+    chosen = np.array([*first, *rest[: count - len(first)]], dtype=np.int64)
+    return chosen[np.argsort(margin[chosen], kind="stable")]
+
+
+def _check(count: int, images: int) -> None:
+    if not 1 <= count <= images:
+        raise ConfigError(f"--count {count} must be from 1 to the {images:,} images there are")
 
 
 def suggest(features: np.ndarray, count: int, progress: Progress = SILENT, seed: int = 0) -> np.ndarray:
     """Rows to label first, the largest cluster first."""
-    if not 1 <= count <= len(features):
-        raise ConfigError(f"--count {count} must be from 1 to the {len(features):,} images there are")
+    _check(count, len(features))
     cluster = k_means(features, count, progress, seed)
     _, scores = nearest(features, np.asarray(features), min(_NEIGHBOURS + 1, len(features)))
     typical = scores[:, 1:].mean(axis=1) if scores.shape[1] > 1 else np.zeros(len(features))

@@ -21,6 +21,7 @@ from vitkit.curation.layout import nearest
 from vitkit.curation.map import COLUMNS, TILE, Map, build_map
 from vitkit.data import Source
 from vitkit.errors import DataError, as_text
+from vitkit.io import csv_cell, open_text
 from vitkit.progress import SILENT, Progress
 
 ISSUE_COLUMNS = ("path", "issue", "split", "label", "suggestion", "score", "group")
@@ -40,7 +41,8 @@ class View:
 
     @cached_property
     def rows_by_path(self) -> dict[str, int]:
-        return {path: row for row, path in enumerate(self.index.paths)}
+        """Also as a table writes a path that looks like a formula."""
+        return {written: row for row, path in enumerate(self.index.paths) for written in (str(csv_cell(path)), path)}
 
     def about(self) -> dict[str, object]:
         index, made = self.index, self.map
@@ -155,7 +157,7 @@ def vote(of_neighbours: np.ndarray, labels: np.ndarray, classes: int) -> tuple[n
 def read_issues(path: Path) -> tuple[tuple[str, ...], ...]:
     """The rows of an issues.csv, as text."""
     try:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        with open_text(path, errors="surrogateescape", newline="") as file:
             reader = csv.DictReader(file)
             if missing := [name for name in ISSUE_COLUMNS if name not in (reader.fieldnames or ())]:
                 wanted = ",".join(ISSUE_COLUMNS)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitkit.data import Augment, BadFile, Loader, Source, normalise
 from vitkit.errors import DataError
 from vitkit.evaluation.run import How, evaluating, evaluation_loader
-from vitkit.io import parse_json, write_json
+from vitkit.io import read_json, write_json
 from vitkit.progress import SILENT, Progress
 from vitkit.tasks.trainee import unwrapped
 from vitkit.world import gather
@@ -57,7 +57,7 @@ class Kept:
     def open(cls, path: Path | None, count: int) -> Kept:
         kept = cls(path, count)
         try:
-            mark = parse_json(path.with_suffix(".json").read_text()) if path is not None else None
+            mark = read_json(path.with_suffix(".json")) if path is not None else None
             if mark is not None and path is not None:
                 kept._map(path, "r+", int(mark["width"]))
                 kept.batches, kept.unread = int(mark["batches"]), list(mark["unread"])

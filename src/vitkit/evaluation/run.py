@@ -64,10 +64,12 @@ def evaluate(
         return task.evaluation(run(model, model, record, loader, device, progress), source)
 
 
-def quick(model: nn.Module, loader: Loader, device: Device = None, task: Task | None = None) -> dict[str, float]:
+def quick(
+    model: nn.Module, loader: Loader, device: Device = None, task: Task | None = None, progress: Progress = SILENT
+) -> dict[str, float]:
     """The task's metrics and the number of samples, for the end of an epoch: keep the loader and call again."""
     task = task or task_of(model, loader.source.label_kind)
-    records = run(model, model, task.record, loader, device)
+    records = run(model, model, task.record, loader, device, progress)
     return {**task.measure(records), "samples": len(records)}
 
 

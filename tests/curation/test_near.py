@@ -1,0 +1,140 @@
+"""Near duplicates: what the views, the registration and the choice of candidates promise, each on its own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageEnhance
+from skimage import data as images
+
+from vitkit.curation import build_index, duplicates
+from vitkit.curation.alignment import agreement
+from vitkit.curation.looks import KIND, SIDE, Looks
+from vitkit.curation.views import PLACES, VIEWS, Signatures
+
+NAMES = ("astronaut", "coffee", "cat", "rocket", "camera", "coins")
+
+
+def photograph(name: str) -> Image.Image:
+    return Image.fromarray(getattr(images, name)()).convert("RGB")
+
+
+def looks_of(thumbnails: list[Image.Image], folder: Path, side: int = 256) -> Looks:
+    records = np.zeros(len(thumbnails), KIND)
+    records["width"] = records["height"] = side
+    records["digest"] = [f"{i}".encode() for i in range(len(thumbnails))]
+    records["thumbnail"] = [np.asarray(t.resize((SIDE, SIDE), Image.Resampling.BOX)) for t in thumbnails]
+    np.save(folder / "looks.npy", records)
+    return Looks([(folder / "looks.npy", len(records))])
+
+
+def cut(image: Image.Image, view: int) -> Image.Image:
+    """The window of a view, by Pillow."""
+    (a, b, c), (d, e, f) = PLACES[view]
+    w, h = image.size
+    inverse = (a, b * w / h, w / 2 * (1 + c - a - b), d * h / w, e, h / 2 * (1 + f - d - e))
+    return image.transform(image.size, Image.Transform.AFFINE, inverse, Image.Resampling.BICUBIC)
+
+
+def test_a_view_sees_what_its_window_shows(tmp_path: Path) -> None:
+    """The signature of a window of an image is that of the window cut out, for every view, and no other image's."""
+    photographs, count = [photograph(name) for name in NAMES], len(NAMES)
+    windows = [cut(photo, view) for view in range(len(VIEWS)) for photo in photographs]
+    found = Signatures(looks_of([*photographs, *windows], tmp_path), count + len(windows))
+    pixels = found.pixels(np.arange(count))
+    for view in range(len(VIEWS)):
+        low = count * (1 + view)
+        scores = (found.of(pixels, view) @ found.whole[low : low + count].mT).numpy()
+        assert scores.diagonal().min() > 0.9, VIEWS[view]
+        assert (scores - 2 * np.eye(count)).max() < 0.5, VIEWS[view]
+
+
+@pytest.mark.parametrize("angle", [-8, -3, 4, 8])
+def test_a_turned_copy_is_registered(angle: int) -> None:
+    thumbnails = [p.resize((SIDE, SIDE)) for p in map(photograph, NAMES)]
+    turned = [t.rotate(angle, Image.Resampling.BICUBIC) for t in thumbnails]
+    start = np.tile(np.eye(2, 3), (len(NAMES), 1, 1))
+    same = agreement(np.stack(thumbnails), np.stack(turned), start)
+    other = agreement(np.stack(thumbnails), np.stack(turned[1:] + turned[:1]), start)
+    assert same.min() > 0.6
+    assert other.max() < 0.3
+    assert agreement(np.stack(thumbnails)[:0], np.stack(turned)[:0], start[:0]).shape == (0,)
+
+
+def framed(image: Image.Image, share: float) -> Image.Image:
+    canvas = Image.new("RGB", (256, 256), "white")
+    ImageDraw.Draw(canvas).rectangle((12, 12, 243, 243), outline="black", width=10)
+    side = round(256 * share)
+    canvas.paste(image.resize((side, side)), ((256 - side) // 2, (256 - side) // 2))
+    return canvas.resize((SIDE, SIDE), Image.Resampling.BOX)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.4, 0.5, 0.7])
+def test_the_same_frame_does_not_make_the_same_image(share: float) -> None:
+    """Different photographs in one frame, on white: what is in it counts. A brighter copy of each is one still."""
+    thumbnails = [framed(photograph(name), share) for name in NAMES]
+    brighter = [ImageEnhance.Brightness(t).enhance(0.8) for t in thumbnails]
+    start = np.tile(np.eye(2, 3), (len(NAMES), 1, 1))
+    assert agreement(np.stack(thumbnails), np.stack(thumbnails[1:] + thumbnails[:1]), start).max() < 0.45
+    assert agreement(np.stack(thumbnails), np.stack(brighter), start).min() > 0.9
+
+
+def test_a_weak_pair_does_not_chain_groups() -> None:
+    def rows(*pairs: tuple[int, int, float]) -> list[list[int]]:
+        found = [duplicates.Pair(*pair) for pair in pairs]
+        return [group.rows for group in duplicates.grouped(found, ["train"] * 9, np.arange(9).astype("S1"))]
+
+    assert rows((0, 1, 0.6)) == [[0, 1]]
+    assert rows((0, 1, 0.9), (1, 2, 0.9), (2, 3, 0.9)) == [[0, 1, 2, 3]]  # strong ones do
+    assert rows((0, 1, 0.9), (2, 3, 0.9), (1, 2, 0.6)) == [[0, 1], [2, 3]]
+    assert rows((0, 1, 0.9), (2, 3, 0.9), (1, 2, 0.6), (0, 3, 0.6)) == [[0, 1, 2, 3]]  # two agree
+    assert rows((0, 1, 0.9), (1, 2, 0.9), (2, 3, 0.6)) == [[0, 1, 2]]
+
+
+def test_few_pairs_are_registered_where_all_images_look_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """300 images of one scene with noise: the work grows with the images, not with the pairs."""
+    random, scene = np.random.default_rng(0), np.asarray(photograph("cat").resize((SIDE, SIDE))).astype(int)
+    noisy = [
+        Image.fromarray(np.clip(scene + random.normal(0, 25, scene.shape), 0, 255).astype(np.uint8)) for _ in range(300)
+    ]
+    asked: list[int] = []
+
+    def counted(first: np.ndarray, second: np.ndarray, start: np.ndarray) -> np.ndarray:
+        asked.append(len(start))
+        return np.zeros(len(start), np.float32)
+
+    monkeypatch.setattr(duplicates, "agreement", counted)
+    duplicates.near_pairs(random.random((300, 8), dtype=np.float32), looks_of(noisy, tmp_path))
+    assert 300 <= sum(asked) <= 300 * 6
+
+
+def test_unlike_images_are_hardly_registered(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    shown = [
+        Image.fromarray(random.integers(0, 255, (6, 6, 3), dtype=np.uint8)).resize(
+            (SIDE, SIDE), Image.Resampling.BICUBIC
+        )
+        for _ in range(200)
+    ]
+    found = duplicates.candidates(random.random((200, 8), dtype=np.float32), looks_of(shown, tmp_path))
+    assert sum(len(rows) for rows, _, _ in found) < 4 * 200
+
+
+def test_tiny_images_are_the_same_or_not(tmp_path: Path) -> None:
+    """In 8 x 8 pixels strokes can always be registered onto each other: only nearly equal pixels count."""
+    strokes = []
+    for i in range(36):
+        pixels = np.zeros((8, 8, 3), np.uint8)
+        pixels[1:7, 1 + i % 6] = 200
+        pixels[1 + i // 6, 1:7] = 200
+        strokes.append(Image.fromarray(pixels))
+    brighter = Image.fromarray((np.asarray(strokes[7]) * 1.2).astype(np.uint8))
+    features = np.random.default_rng(0).random((37, 8), dtype=np.float32)
+    pairs = duplicates.near_pairs(features, looks_of([*strokes, brighter], tmp_path, side=8))
+    assert [(p.first, p.second) for p in pairs] == [(7, 36)]
+
+
+@pytest.mark.slow
+def test_digits_have_no_crowd_of_duplicates(tmp_path: Path) -> None:
+    groups = build_index("digits", out=tmp_path / "i").duplicates()
+    assert len(groups) < 20
