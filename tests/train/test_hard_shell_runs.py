@@ -68,7 +68,7 @@ def shards(tmp_path: Path) -> Path:
 
 
 def read_shards(folder: Path) -> dict:
-    from vitkit.training.shards import load
+    from vitkit.checkpoints.sharded import load
 
     found = {"model": {"weight": torch.zeros(2, 3), "half": torch.zeros(2).half(), "groups": {"lr": 0.0, "on": [0, 0]}}}
     load(found, folder)
@@ -96,7 +96,7 @@ def test_metadata_of_a_sharded_checkpoint_runs_no_code(shards: Path, tmp_path: P
 
 def test_values_of_a_sharded_checkpoint_run_no_code(shards: Path, tmp_path: Path) -> None:
     """The bytes of one value replaced by a pickle, with the metadata to fit."""
-    from vitkit.training.shards import unpickled
+    from vitkit.checkpoints.sharded import unpickled
 
     about = unpickled((shards / ".metadata").read_bytes())
     evil = io.BytesIO()

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 import vitkit
+from vitkit.data.dataset import Dataset
 from vitkit.errors import ConfigError, TrainError
 from vitkit.progress import Progress
 from vitkit.training import run
@@ -184,7 +185,9 @@ def test_disk_full_keeps_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(vitkit.VitkitError, match=r"are intact\. Free some space, then continue with --resume"):
+    with pytest.raises(
+        vitkit.VitkitError, match=r"are intact\. Free some space; a run that has ended continues with --resume"
+    ):
         keeper.save(2, {"x": torch.ones(3)}, background=False)
     assert keeper.steps() == [1]
     assert not damaged(keeper.path(1))
@@ -344,3 +347,13 @@ def test_the_weights_that_are_kept_are_tested(short: dict, tmp_path: Path, monke
     )
     assert result.test["loss"] == pytest.approx(kept, rel=1e-5)
     assert abs(kept - last) > 1e-3
+
+
+def test_without_validation_the_last_weights_are_kept(short: dict) -> None:
+    """No score says which weights are best: those of the first evaluation are not."""
+    opened = vitkit.open_data(short["data"])
+    rows = opened.split("train")
+    result = run.train(TrainConfig(**short), dataset=Dataset(rows, ["train"] * len(rows), split_missing=False))
+    best, last = (vitkit.load(str(result.out / f"{name}.safetensors")).state_dict() for name in ("best", "model"))
+    assert result.steps == short["steps"]
+    assert all(torch.equal(best[name], last[name]) for name in last)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import vitkit
+from vitkit.training.guided import distribution
 from vitkit.training.result import Watcher
 from vitkit.training.sweep import Median, combinations
 
@@ -69,3 +70,32 @@ def test_a_run_that_is_told_to_stop_is_saved(tmp_path: Path) -> None:
     with pytest.raises(vitkit.VitkitError, match="all saved"):
         vitkit.train("digits", model="mu", steps=8, batch_size=8, evaluations=4, out=tmp_path, watcher=Impatient())
     assert vitkit.train("digits", out=tmp_path, resume=True).steps == 8
+
+
+# --- Optuna ------------------------------------------------------------------------------------------------
+
+
+def test_a_guided_search_is_resumed_as_if_it_had_not_stopped(tmp_path: Path, command) -> None:
+    args = ("sweep", "digits", "--search", "optuna", "--set", "lr=1e-4..1e-1", "--set", "optimizer=adamw,sgd", *SHORT)
+    code, out, err = command(*args, "--trials", "3", "--out", tmp_path / "whole", "--json")
+    assert code == 0, err
+    whole = json.loads((tmp_path / "whole" / "trials.json").read_text())
+    assert len(json.loads(out)) == len(whole) == 3
+    assert command(*args, "--trials", "1", "--out", tmp_path / "part")[0] == 0
+    assert command(*args, "--trials", "3", "--out", tmp_path / "part", "--resume")[0] == 0
+    assert json.loads((tmp_path / "part" / "trials.json").read_text()) == whole
+    assert "is another one" in command(*args[:-2], "--out", tmp_path / "part", "--resume")[2]
+
+
+def test_ranges_and_lists() -> None:
+    found = {words: distribution(words) for words in ("1e-4..1e-1", "0..0.5", "2..8", "1..100", "a,b")}
+    assert [type(one).__name__[:-12] for one in found.values()] == ["Float", "Float", "Int", "Int", "Categorical"]
+    assert [getattr(one, "log", None) for one in found.values()] == [True, False, False, True, None]
+    for wrong in ("3..1", "1..1", "e..e", ","):
+        with pytest.raises(vitkit.VitkitError, match="range"):
+            distribution(wrong)
+
+
+def test_an_unknown_search_is_refused(tmp_path: Path, command) -> None:
+    words = ("sweep", "digits", "--search", "bayes", "--set", "lr=1,2", "--out", tmp_path / "x")
+    assert "choose grid or optuna" in command(*words)[2]

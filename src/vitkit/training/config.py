@@ -88,6 +88,8 @@ class TrainConfig(Jsonable):
     evaluations: int = 0  # while training, evenly spread; 0: a few, or one for each epoch, as time allows
     log_every: int = 10  # steps
     save_every: float = 60.0  # seconds between checkpoints
+    hang_limit: float = 600.0  # seconds without a step after which many processes dump their stacks and end; 0: never
+    track: tuple[str, ...] = ()  # experiment trackers that are fed besides the log: names of `TRACKERS`
 
     def __post_init__(self) -> None:
         if self.image_size is not None:
@@ -95,8 +97,10 @@ class TrainConfig(Jsonable):
         if isinstance(self.augment, str):
             self._set("augment", preset(self.augment))
         elif isinstance(self.augment, dict):
-            self._set("augment", Augment(**self.augment))
-        self._set("target", (self.target,) if isinstance(self.target, str) else tuple(self.target))
+            self._set("augment", _augment(self.augment))
+        for name in ("target", "track"):
+            given = getattr(self, name)
+            self._set(name, (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given)
         self.check_fields()
         for name, table in TABLES.items():
             if (word := getattr(self, name)) and word not in table:
@@ -108,7 +112,7 @@ class TrainConfig(Jsonable):
                     raise ConfigError(f"{name}={getattr(self, name)} must {rule}")
         if sum(bool(x) for x in (self.epochs, self.steps, self.budget)) > 1:
             raise ConfigError("give one of epochs, steps and budget: they all say how long to train")
-        if self.freeze not in ("", "backbone") and not self.freeze.isdigit():
+        if self.freeze not in ("", "backbone") and not str(self.freeze).isdigit():
             raise ConfigError(f"freeze={self.freeze!r} must be 'backbone' or a number of blocks")
         if self.lora and self.freeze:
             raise ConfigError("lora already freezes all but its own weights and the classifier; leave out freeze")
@@ -120,8 +124,18 @@ class TrainConfig(Jsonable):
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
+def _augment(knobs: dict[str, object]) -> Augment:
+    try:
+        return Augment(**knobs)  # type: ignore[arg-type]  # it checks its fields
+    except (TypeError, OverflowError) as e:
+        raise ConfigError(f"augment={knobs} cannot be used ({e}); see `vitkit config schema`") from e
+
+
 TABLES: dict[str, Mapping[str, object]] = {"task": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
-_COUNTS = ("epochs", "steps", "budget", "batch_size", "lr", "clip", "lora", "views", "evaluations", "save_every")
+_COUNTS = (
+    *("epochs", "steps", "budget", "batch_size", "lr", "clip", "lora", "views", "evaluations", "save_every"),
+    "hang_limit",
+)
 _RANGES: list[tuple[tuple[str, ...], Callable[[float], bool], str]] = [
     (_COUNTS, lambda x: x >= 0, "not be negative"),
     (("ema", "patch_dropout", "warmup", "end"), lambda x: 0 <= x < 1, "be at least 0 and below 1"),

@@ -22,7 +22,7 @@ else:
 
 from vitkit.data.augment import PRESETS, Augment
 from vitkit.errors import ConfigError, did_you_mean
-from vitkit.io import parse_json
+from vitkit.io import parse_json, read_regular
 from vitkit.model.jsonable import Jsonable
 from vitkit.training.config import TABLES, TrainConfig, parse_duration
 
@@ -44,11 +44,11 @@ def _parse(path: Path) -> Settings:
     if path.suffix.lower() not in (".toml", ".json"):
         raise ConfigError(f"--config {path} is no configuration; {hint}")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
         values = tomllib.loads(text) if path.suffix.lower() == ".toml" else parse_json(text)
     except FileNotFoundError:
         raise ConfigError(f"--config {path} is not there; {hint}") from None
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:  # TOML that is nested too deeply
         raise ConfigError(f"--config {path} cannot be read ({e}); correct it, or {hint}") from e
     if not isinstance(values, dict):
         raise ConfigError(f"--config {path} must hold settings by name, not {type(values).__name__}; {hint}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from pathlib import Path
 
 import torch
 
@@ -21,7 +20,8 @@ from vitkit.errors import TrainError
 from vitkit.evaluation.features import Features, features
 from vitkit.evaluation.linear import Linear, fit
 from vitkit.io import canonical
-from vitkit.training.log import Log
+from vitkit.storage import workplace
+from vitkit.training.log import Listener, Log
 from vitkit.training.loop import Stopped, stop_signals
 from vitkit.training.parts import Parts
 from vitkit.training.result import Result, Watcher
@@ -32,8 +32,9 @@ FOLDER = "features"
 class FrozenRun:
     """What the loop is to other runs."""
 
-    def __init__(self, parts: Parts, watcher: Watcher, started: float) -> None:
-        self.parts, self.watcher, self.started, self.out = parts, watcher, started, Path(parts.config.out)
+    def __init__(self, parts: Parts, watcher: Watcher, started: float, listener: Listener | None = None) -> None:
+        self.listener = listener
+        self.parts, self.watcher, self.started, self.out = parts, watcher, started, workplace(parts.config.out)
         self.stop_asked = False
         self.folder = self.out / FOLDER / self.key()
 
@@ -106,7 +107,7 @@ class FrozenRun:
 
     def write(self, head: Linear, validation: dict[str, float]) -> None:
         """A line of the log for every strength that was tried, and one for the head."""
-        log, key, epoch = Log(self.out), self.parts.task.score.key, float(self.parts.config.views)
+        log, key, epoch = Log(self.out, also=self.listener), self.parts.task.score.key, float(self.parts.config.views)
         for step, tried in enumerate(head.tried, start=1):
             line = {"step": step, "epoch": epoch, "loss": tried.loss, "strength": tried.strength}
             log.write({**line, f"cross_validated_{key}": tried.score})

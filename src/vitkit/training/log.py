@@ -6,48 +6,86 @@ the events are rewritten from what is left: no gap and no repetition.
 
 from __future__ import annotations
 
+import errno
 import math
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from vitkit.io import json_text, parse_json, replacing
+from vitkit.errors import WriteError
+from vitkit.io import json_text, parse_json, read_regular, replacing
 
 EVENTS = "events.out.tfevents.0.vitkit"
 
 
+class Listener(Protocol):
+    def start(self, kept: Sequence[Mapping[str, object]]) -> None:
+        """The lines that a resumed run has already."""
+
+    def write(self, line: Mapping[str, object]) -> None:
+        """A new one."""
+
+
 class Log:
-    def __init__(self, folder: Path, up_to_step: int = -1) -> None:
-        """Continue the log of a run after `up_to_step`; negative: start a new one."""
+    def __init__(self, folder: Path, up_to_step: int = -1, also: Listener | None = None) -> None:
+        """Continue the log of a run after `up_to_step`; negative: start a new one. `also` hears every line."""
         self.path = folder / "log.jsonl"
         kept = [line for line in read(self.path) if line["step"] <= up_to_step] if up_to_step >= 0 else []
         with replacing(self.path) as file:
             file.write("".join(json_text(line) + "\n" for line in kept).encode())
-        self._file = self.path.open("a", encoding="utf-8")
-        self._events = (folder / EVENTS).open("wb")
+        self._file = _Growing(self.path, "ab")
+        self._events = _Growing(folder / EVENTS, "wb")
         self._events.write(_record(_now() + _field(3, 2, b"brain.Event:2")))
         for line in kept:
             self._events.write(_event(line))
+        self._also = also
+        if also is not None:
+            also.start(kept)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json_text(line) + "\n")
-        self._file.flush()
+        self._file.write((json_text(line) + "\n").encode())
         self._events.write(_event(line))
-        self._events.flush()
+        if self._also is not None:
+            self._also.write(line)
 
     def close(self) -> None:
         self._file.close()
         self._events.close()
 
 
+class _Growing:
+    """A file that only grows; what a full disk refuses waits, and is written with the next line."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self.path, self._file, self._waiting = path, path.open(mode, buffering=0), b""
+
+    def write(self, content: bytes) -> None:
+        self._waiting += content
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+
+    def close(self) -> None:
+        self.write(b"")
+        self._file.close()
+        if self._waiting:
+            raise WriteError(
+                errno.ENOSPC, f"the end of {self.path} could not be written: the disk is full; free some space"
+            )
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a log; one that a kill cut short is left out. NaN, which older versions wrote, is read too."""
     lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+    content = read_regular(path).decode(errors="replace") if path.is_file() else ""
+    for text in content.splitlines():
         with suppress(ValueError):
             line = parse_json(text)
             if isinstance(line, dict) and type(line.get("step")) is int and line["step"] >= 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from vitkit.model.base import VisionModel
 from vitkit.model.build import Model, create, outline
 from vitkit.model.vit import ViT
 from vitkit.progress import Progress
+from vitkit.storage import workplace
 from vitkit.tasks import Settings, Task
 from vitkit.tasks.table import task_of_data
 from vitkit.tasks.trainee import Teacher, Trainee
@@ -138,7 +138,7 @@ def loaders(config: TrainConfig, world: World, data: Dataset, model: Model, task
     workers = max(0, config.workers)
     if config.cache:
         source = cached(source, pre, config.augment, channels, workers=workers)
-    bad_files = BadFiles(Path(config.out) / "bad-files.csv", total=len(source), max_bad=config.max_bad)
+    bad_files = BadFiles(workplace(config.out) / "bad-files.csv", total=len(source), max_bad=config.max_bad)
     place = (workers, world.rank, world.size)
     varied = (config.batch_size, config.augment, config.seed)
     training = Loader(source, pre, *varied, *place, config.balanced, bad_files, channels)

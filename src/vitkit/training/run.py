@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,31 +17,38 @@ from torch import Tensor, nn
 
 from vitkit import __version__
 from vitkit import world as worlds
-from vitkit.curation.clean import leak_warning
+from vitkit.curation.leaks import leak_warning
 from vitkit.data import Batch, Dataset, open_data
 from vitkit.data.check import leakage
 from vitkit.data.identity import difference, identity
 from vitkit.errors import ConfigError, MissingPackage, TrainError
 from vitkit.explanation.training import curves_of, read_log
 from vitkit.figures.style import save_png, styled
-from vitkit.io import parse_json, write_json
+from vitkit.io import read_json, write_json, write_text
 from vitkit.locks import only_one
+from vitkit.storage import Publisher, is_url, workplace
 from vitkit.tasks import TASKS
+from vitkit.training import attempts
+from vitkit.training.card import NAME as CARD
+from vitkit.training.card import card_of
 from vitkit.training.checkpoint import State, put_back
 from vitkit.training.config import TrainConfig
 from vitkit.training.drawn import NEAREST, RECONSTRUCTIONS, draw_pretraining
 from vitkit.training.frozen import FOLDER, FrozenRun
 from vitkit.training.log import EVENTS
-from vitkit.training.loop import Loop
+from vitkit.training.loop import Loop, Stopped
 from vitkit.training.parts import Parts, assemble, open_init
 from vitkit.training.recipe import complete
 from vitkit.training.result import Result, Watcher
+from vitkit.training.track import MEMORY, Trackers
+from vitkit.training.trackers.wandb import SENT
 from vitkit.world import World
 
 # What a run writes over or removes in its folder; everything else there is left alone.
 OURS = ["config.json", "checkpoints", "log.jsonl", "best.safetensors", "model.safetensors", "result.json", "replay"]
 DATA = "data.json"  # what the set consisted of
-OURS += ["curves.png", EVENTS, DATA, FOLDER, RECONSTRUCTIONS, NEAREST]
+OURS += ["curves.png", EVENTS, DATA, FOLDER, RECONSTRUCTIONS, NEAREST, MEMORY, SENT]
+LET_GO = 60.0  # seconds that a restarted run waits for the processes before it to end
 
 
 def train(
@@ -52,6 +60,7 @@ def train(
     watcher: Watcher | None = None,
     started: float | None = None,
     teacher: nn.Module | None = None,
+    dataset: Dataset | None = None,
 ) -> Result:
     """Run a configuration to its end, or continue the run that its folder holds.
 
@@ -61,37 +70,80 @@ def train(
     watcher  is called at every step and evaluation
     started  `time.monotonic()` when the clock of `budget` began
     teacher  a model to learn from, instead of the checkpoint `config.teacher`
+    dataset  images in memory, instead of the set `config.data`; no curves are drawn
     """
     started = time.monotonic() if started is None else started
-    # After a lost process torchrun starts the same command again, which then means: resume.
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    resume = resume or restart or (restarted and (Path(config.out) / "config.json").exists())
+    out = workplace(config.out)
     world = worlds.join(config.device)
     watcher = watcher if watcher is not None and world.first else Watcher()
-    lock = only_one(Path(config.out) / ".lock", f"the run in {config.out}", "choose another folder with --out")
     with ExitStack() as stack:
         stack.callback(worlds.leave)
         stack.enter_context(worlds.ends_with_others())
+        published = _published(config, world, watcher, stack)
+        # After a lost process torchrun starts the same command again, which then means: resume.
+        restarted = world.first and attempts.continues(out)
         if world.first:
-            stack.enter_context(lock)
-        resumed = world.share(_claim(config, resume) if world.first else None)
+            patience = max(LET_GO, config.hang_limit) if restarted else 0.0  # the one before may be about to end
+            instead = "choose another folder with --out"
+            stack.enter_context(only_one(out / ".lock", f"the run in {config.out}", instead, patience))
+        claimed = (_claim(config, resume or restart or restarted), restarted) if world.first else None
+        resumed, restarted = world.share(claimed) or (None, False)
+        attempts.record(out, world)
         for line in ignored(config, resumed) if resumed is not None else ():
             watcher.note(line)
-        parts = _prepare(resumed or config, resumed is None, world, watcher, teacher, accept_changed_data)
+        feeding = Trackers(resumed or config, watcher.note) if world.first else None
+        parts = _prepare(resumed or config, resumed is None, world, watcher, teacher, accept_changed_data, dataset)
+        if feeding is not None:
+            stack.push(_ended(feeding))
         if parts.config.head == "converge":
-            result = FrozenRun(parts, watcher, started).run()
+            result, evaluation = FrozenRun(parts, watcher, started, feeding).run(), None
         else:
-            loop = Loop(parts, watcher, started)
+            loop = Loop(parts, watcher, started, feeding, published.push if published is not None else None)
             found = resumed is not None and loop.resume(restart and not restarted)
             if resumed is not None and not found:
                 watcher.note("there is no checkpoint: the run starts with its first step")
-            result = loop.run(resumed=found)
+            attempts.record(out, world, step=loop.step)
+            result, evaluation = loop.run(resumed=found), loop.evaluation
         parts.loader.close()
         if world.first:
+            if dataset is None:
+                _draw(parts, result, watcher)
+                kept = read_json(result.out / "config.json")
+                write_text(result.out / CARD, card_of(kept, result, evaluation, parts.task.outputs.kind))
             about = {**result.to_dict(), "metric": result.score.key, "higher": result.score.higher}
+            # Last: whoever finds it takes the run for finished, and would miss what a kill left out.
             write_json(result.out / "result.json", {k: v for k, v in about.items() if k != "out"})
-            _draw(parts, result, watcher)
+            if published is not None:
+                published.push()
+        if feeding is not None:
+            feeding.close(result, "finished")
         return result
+
+
+def _ended(feeding: Trackers) -> Callable[[type[BaseException] | None, BaseException | None, object], None]:
+    """What the trackers hear of a run that does not come to its end."""
+
+    def close(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is not None:
+            feeding.close(None, "stopped" if issubclass(kind, Stopped | KeyboardInterrupt) else "failed")
+
+    return close
+
+
+def _published(config: TrainConfig, world: World, watcher: Watcher, stack: ExitStack) -> Publisher | None:
+    """What publishes the run of the first process where --out is a URL. Each machine gets the run as it is there."""
+    if not is_url(config.out):
+        return None
+    if config.shard and int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) < world.size:
+        raise ConfigError("--shard on several machines needs an --out that all of them share, not a URL")
+    publisher = Publisher(config.out, watcher)
+    if world.first:
+        stack.enter_context(publisher.claimed())
+    world.wait()
+    if not world.first and int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        publisher.pull()
+    world.wait()
+    return publisher if world.first else None
 
 
 def _prepare(
@@ -101,12 +153,14 @@ def _prepare(
     watcher: Watcher,
     teacher: nn.Module | None,
     accept: bool | None = None,  # changed data; None: whether it changed does not matter
+    dataset: Dataset | None = None,
 ) -> Parts:
     """The parts of a configuration; that of a new run is completed and written down first."""
     labelled = not config.task or TASKS[config.task].kind is not None
-    data = open_data(config.data, watcher, target=config.target, classes_from=config.classes_from, labelled=labelled)
+    how = {"target": config.target, "classes_from": config.classes_from, "labelled": labelled}
+    data = dataset or open_data(config.data, watcher, **how)  # type: ignore[arg-type]
     if world.first and not new and accept is not None:
-        _compare_data(Path(config.out), data, watcher, accept)
+        _compare_data(workplace(config.out), data, watcher, accept)
     init = open_init(config)
     reasons: list[str] = []
     if new:
@@ -118,13 +172,13 @@ def _prepare(
     parts = assemble(config, world, data, watcher, init, teacher)
     if new and world.first:
         _write_config(config, parts, reasons)  # first: from then on the folder is known as that of a run
-        write_json(Path(config.out) / DATA, identity(data))
+        write_json(workplace(config.out) / DATA, identity(data))
     return parts
 
 
 def _claim(config: TrainConfig, resume: bool) -> TrainConfig | None:
     """The configuration of the run in the folder when it is resumed; an error when a new one would overwrite it."""
-    path = Path(config.out) / "config.json"
+    path = workplace(config.out) / "config.json"
     if not resume:
         taken = [name for name in OURS if (path.parent / name).exists()]
         if "config.json" in taken:
@@ -135,7 +189,7 @@ def _claim(config: TrainConfig, resume: bool) -> TrainConfig | None:
             raise TrainError(f"{what}; choose another folder with --out")
         return None
     try:
-        saved = TrainConfig.from_dict(parse_json(path.read_text())["train"])
+        saved = TrainConfig.from_dict(read_json(path)["train"])
     except FileNotFoundError:
         hint = "give its folder with --out, or leave out --resume"
         raise TrainError(f"{config.out} holds no run to resume; {hint}") from None
@@ -143,14 +197,15 @@ def _claim(config: TrainConfig, resume: bool) -> TrainConfig | None:
         raise TrainError(f"{path} cannot be read ({e}); restore it, or start in another folder") from e
     if config.data and config.data != saved.data:
         raise ConfigError(f"the run in {config.out} was trained on {saved.data}, not on {config.data}")
-    return saved.replace(out=config.out)
+    given = config.hang_limit != TrainConfig.hang_limit  # of the machines, not of the run: it may change
+    return saved.replace(out=config.out, hang_limit=config.hang_limit if given else saved.hang_limit)
 
 
 def _compare_data(out: Path, data: Dataset, watcher: Watcher, accept: bool) -> None:
     """An error when the data set is not what it was, unless that is accepted; then it counts from now on."""
     now, kept = identity(data), (out / DATA).exists()
     try:
-        before = {str(k): str(v) for k, v in parse_json((out / DATA).read_text()).items()}
+        before = {str(k): str(v) for k, v in read_json(out / DATA).items()}
     except FileNotFoundError:  # a run of version 0.1, which kept less, or one that was killed in its first second
         before = _kept_by_0_1(out / "config.json")
         now = {"classes": now["classes"], **{s: f"{n} images" for s, n in data.splits.items()}}
@@ -169,7 +224,7 @@ def _compare_data(out: Path, data: Dataset, watcher: Watcher, accept: bool) -> N
 
 def _kept_by_0_1(path: Path) -> dict[str, str]:
     try:
-        kept = parse_json(path.read_text())
+        kept = read_json(path)
         return {"classes": ", ".join(kept["classes"]), **{s: f"{n} images" for s, n in kept["splits"].items()}}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise TrainError(f"{path} cannot be read ({e}); restore it, or start in another folder") from e
@@ -198,7 +253,7 @@ def _write_config(config: TrainConfig, parts: Parts, reasons: list[str]) -> None
         "versions": {**versions, "numpy": numpy.__version__, "pillow": PIL.__version__},
         "machine": {"cores": os.cpu_count(), "device": parts.world.device.type, "processes": parts.world.size},
     }
-    write_json(Path(config.out) / "config.json", about)
+    write_json(workplace(config.out) / "config.json", about)
 
 
 def _draw(parts: Parts, result: Result, watcher: Watcher) -> None:
@@ -248,7 +303,7 @@ def _read_replay(folder: Path) -> tuple[TrainConfig, State, Batch]:
         if not folder.is_dir():
             raise TrainError(f"no step of the run in {folder.parent} went wrong: there is nothing to replay")
     try:
-        config = TrainConfig.from_dict(parse_json((folder / "config.json").read_text()))
+        config = TrainConfig.from_dict(read_json(folder / "config.json"))
         kept = torch.load(folder / "step.pt", map_location="cpu", weights_only=True)
     except (OSError, ValueError) as e:
         reason = "one is made when a run stops because its loss is not finite"

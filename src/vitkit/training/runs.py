@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitkit.errors import ConfigError, DataError, did_you_mean
-from vitkit.io import parse_json
+from vitkit.io import read_json
 from vitkit.training.config import TrainConfig
 from vitkit.training.log import read
 
@@ -33,7 +33,10 @@ class Run:
     @property
     def best(self) -> float | None:
         score = self._dict("best").get("score")
-        return float(score) if isinstance(score, int | float) else None
+        try:
+            return float(score) if isinstance(score, int | float) else None
+        except OverflowError:
+            return None
 
     @property
     def lower_is_better(self) -> bool:
@@ -72,14 +75,14 @@ def read_run(folder: Path) -> Run | None:
     """None for a folder whose config.json is no run's, such as a Hugging Face model."""
     path = folder / "config.json"
     try:
-        about = parse_json(path.read_text(encoding="utf-8"))
+        about = read_json(path)
         if not isinstance(about, dict) or not isinstance(about.get("train"), dict):
             return None
         started = _utc(path.stat().st_mtime)
     except (OSError, ValueError) as e:
         return Run(folder, {}, f"config.json cannot be read ({e})", {}, "")
     try:
-        result = parse_json((folder / "result.json").read_text(encoding="utf-8"))
+        result = read_json(folder / "result.json")
         state = "finished" if isinstance(result, dict) else "result.json is damaged"
     except FileNotFoundError:
         lines = read(folder / "log.jsonl")

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from vitkit.errors import ConfigError, TrainError
-from vitkit.io import parse_json, write_json
+from vitkit.io import parse_json, read_json, write_json
 from vitkit.locks import only_one
 from vitkit.training.config import TrainConfig, assign
 from vitkit.training.log import read
@@ -77,14 +77,14 @@ def sweep(
     configs = [assign(config, list(one)) for one in chosen]  # a wrong name is an error before anything is run
     about = {"searched": list(searched), "draws": draws, "base": {**config.to_dict(), "out": ""}}
     with only_one(out / ".lock", f"the sweep in {out}", "choose another folder with --out"):
-        _claim(out, parse_json(_text(about)), resume)
-        trials = [_trial(out, number, one) for number, one in enumerate(chosen, start=1)]
+        claim(out, parse_json(_text(about)), resume)
+        trials = [trial_of(out, number, one) for number, one in enumerate(chosen, start=1)]
         for number, one in enumerate(configs):
             if not trials[number].done:
                 view = watcher()
                 view.note(f"run {number + 1} of {len(configs)}: {' '.join(chosen[number])}")
-                _run(one.replace(out=str(trials[number].folder)), trials, view, early)
-                trials[number] = _trial(out, number + 1, chosen[number])
+                run_trial(one.replace(out=str(trials[number].folder)), trials, view, early)
+                trials[number] = trial_of(out, number + 1, chosen[number])
     return ranked(trials)
 
 
@@ -94,7 +94,7 @@ def _text(about: object) -> str:
     return json.dumps(about)
 
 
-def _claim(out: Path, about: Mapping[str, object], resume: bool) -> None:
+def claim(out: Path, about: Mapping[str, object], resume: bool) -> None:
     path = out / FILE
     if not path.is_file():
         if out.is_dir() and any(p.name != ".lock" for p in out.iterdir()):
@@ -103,7 +103,7 @@ def _claim(out: Path, about: Mapping[str, object], resume: bool) -> None:
     if not resume:
         raise TrainError(f"{out} already holds a sweep; continue it with --resume, or choose another folder")
     try:
-        before = parse_json(path.read_text(encoding="utf-8"))
+        before = read_json(path)
     except (OSError, ValueError) as e:
         raise TrainError(f"{path} cannot be read ({e}); choose another folder with --out") from e
     if before != about:
@@ -112,12 +112,12 @@ def _claim(out: Path, about: Mapping[str, object], resume: bool) -> None:
     return None
 
 
-def _trial(out: Path, number: int, settings: tuple[str, ...]) -> Trial:
+def trial_of(out: Path, number: int, settings: tuple[str, ...]) -> Trial:
     folder = out / f"{number:03d}"
     return Trial(folder, settings, read_run(folder) if (folder / "config.json").is_file() else None)
 
 
-def _run(config: TrainConfig, trials: Sequence[Trial], view: Watcher, early: bool) -> None:
+def run_trial(config: TrainConfig, trials: Sequence[Trial], view: Watcher, early: bool) -> None:
     """Run or resume one; a run that diverged is part of the search, not the end of it."""
     folder = Path(config.out)
     rule = Median(view, _curves(trials)) if early else None
