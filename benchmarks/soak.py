@@ -1,7 +1,8 @@
 """A server under attack, on this machine alone: honest clients keep asking while everything else goes wrong.
 
 Phases alternate: quiet, an attack, quiet, the next attack, and again until the time is over. In every phase 16 honest
-clients ask for one image after another, and `/healthz` is asked on a new connection five times a second.
+clients ask for one image after another, and `/healthz` is asked on a new connection five times a second. So is a
+control: a server of one line in a process of its own, with nothing else to do. What it takes is the machine's share.
 
 bombs      forms of 24 16-bit PNGs of 7000x7000 pixels, again and again: far beyond what one request may have
 large      forms of 4 of them: as much as one request may have
@@ -11,6 +12,7 @@ garbage    from 8 clients at once: no HTTP, no image, a wrong field, a damaged i
 cancelled  20 clients a second that send an image and hang up
 kills      the processes that decode are killed, twice a second, by SIGKILL and SIGSEGV
 chaos      the model's file is replaced by a damaged one and removed; the disk of the log is full
+all        everything above at once, each with fewer clients
 
 What we hold ourselves to: every honest request is answered (by 200, or 503 with a time to come back), the same image
 gets the same answer from the first to the last minute, honest clients keep half of the throughput of the quiet phases
@@ -26,6 +28,7 @@ import argparse
 import asyncio
 import io
 import itertools
+import math
 import multiprocessing
 import os
 import random
@@ -85,6 +88,7 @@ class Phase:
     lost: int = 0  # honest requests without an answer
     wrong: int = 0  # answers that differ from the first one to the same image
     health: list[float] = field(default_factory=list)
+    control: list[float] = field(default_factory=list)
     attacks: int = 0
 
     @property
@@ -132,19 +136,53 @@ async def honest(port: int, bodies: list[bytes], first: dict[int, str], phase: P
     connection.close()
 
 
-async def health(port: int, phase: Phase, until: float) -> None:
+async def health(port: int, times: list[float], until: float) -> None:
     while time.monotonic() < until:
-        start = time.perf_counter()
+        start, fine = time.perf_counter(), False
         with suppress(*LOST):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             fine = (await reader.read()).startswith(b"HTTP/1.1 200")
             writer.close()
-            if fine:
-                phase.health.append(time.perf_counter() - start)
-            else:
-                phase.health.append(float("inf"))
+        times.append(time.perf_counter() - start if fine else float("inf"))
         await asyncio.sleep(0.2)
+
+
+def answer_always(port: Any) -> None:
+    """The control: what this machine lets the least of all servers do."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port.value = server.sockets[0].getsockname()[1]
+        await server.serve_forever()
+
+    asyncio.run(run())
+
+
+@contextmanager
+def control() -> Iterator[int]:
+    context = multiprocessing.get_context("fork")
+    port = context.Value("i", 0)
+    process = context.Process(target=answer_always, args=(port,), daemon=True)
+    process.start()
+    while not port.value:
+        time.sleep(0.05)
+    yield port.value
+    process.kill()
+
+
+@dataclass
+class Honest:
+    """What all phases share: the images, the first answer to each, the port of the control."""
+
+    bodies: list[bytes]
+    control: int
+    first: dict[int, str] = field(default_factory=dict)
 
 
 # --- attacks: each one step, repeated until the phase ends --------------------------------------------
@@ -274,19 +312,20 @@ TOGETHER = {"large": 4, "silent": SILENT, "halves": HALVES, "garbage": 8, "cance
 # --- the run -----------------------------------------------------------------------------------------
 
 
-def attack(name: str, step: Step, server: Server, seconds: float, made: Any) -> None:
+def attack(name: str, steps: dict[str, Step], server: Server, seconds: float, made: Any) -> None:
     """In a process of its own, so that clients and attackers do not wait for each other."""
     phase, until = Phase(name), time.monotonic() + seconds
 
-    async def again() -> None:
+    async def again(step: Step) -> None:
         while time.monotonic() < until:
             await step(server, phase)
 
     async def run() -> None:
-        attackers = [asyncio.ensure_future(again()) for _ in range(TOGETHER.get(name, 2))]
+        crowd = [each for each in steps for _ in range(math.ceil(TOGETHER.get(each, 2) / len(steps)))]
+        attackers = {asyncio.ensure_future(again(steps[each])): each for each in crowd}
         await asyncio.sleep(seconds)
-        if name != "chaos":  # which puts the model back
-            for one in attackers:
+        for one, each in attackers.items():
+            if each != "chaos":  # which puts the model back
                 one.cancel()
         await asyncio.gather(*attackers, return_exceptions=True)
 
@@ -294,19 +333,19 @@ def attack(name: str, step: Step, server: Server, seconds: float, made: Any) -> 
     made.value = phase.attacks
 
 
-def run_phase(
-    name: str, server: Server, step: Step | None, bodies: list[bytes], first: dict[int, str], seconds: float
-) -> Phase:
+def run_phase(name: str, server: Server, steps: dict[str, Step], honestly: Honest, seconds: float) -> Phase:
     phase, context = Phase(name), multiprocessing.get_context("fork")
     made = context.Value("i", 0)
-    attacker = context.Process(target=attack, args=(name, step, server, seconds, made)) if step else None
+    attacker = context.Process(target=attack, args=(name, steps, server, seconds, made)) if steps else None
     if attacker:
         attacker.start()
     start = time.monotonic()
 
     async def clients() -> None:
-        asking = [honest(server.port, bodies, first, phase, start + seconds) for _ in range(CLIENTS)]
-        await asyncio.gather(health(server.port, phase, start + seconds), *asking)
+        until = start + seconds
+        asking = [honest(server.port, honestly.bodies, honestly.first, phase, until) for _ in range(CLIENTS)]
+        looking = [health(server.port, phase.health, until), health(honestly.control, phase.control, until)]
+        await asyncio.gather(*looking, *asking)
 
     asyncio.run(clients())
     phase.seconds = time.monotonic() - start
@@ -349,6 +388,7 @@ def row(phase: Phase, quiet: float, server: Server) -> dict[str, Any]:
         "of quiet": round(share, 2),
         "p99 ms": ms(float(np.quantile(phase.times, 0.99))) if phase.times else None,
         "healthz max ms": ms(slowest),
+        "control max ms": ms(max(phase.control, default=float("inf"))),
         "refused": phase.statuses[503],
         "lost": phase.lost + sum(n for status, n in phase.statuses.items() if status not in (200, 503)),
         "wrong": phase.wrong,
@@ -359,16 +399,17 @@ def row(phase: Phase, quiet: float, server: Server) -> dict[str, Any]:
     }
 
 
-def soak(server: Server, minutes: float, each: float, only: list[str]) -> list[dict[str, Any]]:
-    bodies, first = images(), {}
-    steps = {name: step for name, step in attacks().items() if not only or name in only}
+def soak(server: Server, minutes: float, each: float, only: list[str], honestly: Honest) -> list[dict[str, Any]]:
+    steps = attacks()
+    phases = {name: {name: step} for name, step in steps.items()} | {"all": steps}
+    phases = {name: steps for name, steps in phases.items() if not only or name in only}
     end, rows = time.monotonic() + 60 * minutes, []
-    before = run_phase("quiet", server, None, bodies, first, each)
+    before = run_phase("quiet", server, {}, honestly, each)
     rows.append(row(before, before.speed, server))
-    for name, step in itertools.cycle(steps.items()):
-        attack = run_phase(name, server, step, bodies, first, each)
+    for name, steps in itertools.cycle(phases.items()):
+        attack = run_phase(name, server, steps, honestly, each)
         found = row(attack, 1.0, server)
-        after = run_phase("quiet", server, None, bodies, first, each / 2)
+        after = run_phase("quiet", server, {}, honestly, each / 2)
         around = (before.speed + after.speed) / 2
         found |= {"of quiet": round(attack.speed / around, 2)}
         found["holds"] = row(attack, around, server)["holds"]
@@ -394,9 +435,10 @@ def main() -> None:
     about = machine()
     with (
         tempfile.TemporaryDirectory() as name,
+        control() as port,
         serving(checkpoint(args.model, Path(name)), args.runtime, Path(name) / "log") as server,
     ):
-        rows = soak(server, args.minutes, args.each, args.only)
+        rows = soak(server, args.minutes, args.each, args.only, Honest(images(), port))
         server.process.send_signal(signal.SIGTERM)
         code = server.process.wait(90)
         last = server.log.read_text().splitlines()[-1]

@@ -77,14 +77,17 @@ def test_an_answer_that_nobody_reads_is_closed() -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n", HEAD])
 def test_who_waits_longest_makes_room(sent: bytes) -> None:
     """More silent connections than there is room for: a new client is served at once, one in use is kept."""
-    with live([small_model()], max_connections=8) as (address, server), httpx.Client(base_url=address) as honest:
-        honest.timeout = 60
+    with (
+        live([small_model()], max_connections=8, timeout=600) as (address, server),
+        httpx.Client(base_url=address) as honest,
+    ):
+        honest.timeout = 600
         assert honest.get("/healthz").status_code == 200
         silent = []
         for _ in range(30):
             silent.append(connect(address, sent))
             assert honest.get("/healthz").status_code == 200
-        assert httpx.post(f"{address}/api/predict", content=image(), timeout=60).status_code == 200
+        assert httpx.post(f"{address}/api/predict", content=image(), timeout=600).status_code == 200
         assert len(server.connections.seen) <= 8
         assert server.connections.closed >= 20
         assert closed(silent[0])

@@ -289,7 +289,7 @@ def test_the_shared_file_in_a_browser(browser: Any, data: Explored, tmp_path: Pa
 
 @pytest.mark.slow
 def test_fifty_thousand_points(browser: Any, data: Explored, tmp_path: Path) -> None:
-    """The script of a frame takes less than 1/30 second; the best frame counts, for machines that are busy."""
+    """While the map is panned, a frame is a copy of the bitmap; points are drawn again only beyond it."""
     count, random = 50_000, np.random.default_rng(0)
     index = replace(
         data.view.index,
@@ -306,9 +306,10 @@ def test_fifty_thousand_points(browser: Any, data: Explored, tmp_path: Path) -> 
     visit = Visit(browser, "")
     visit.page.goto((tmp_path / "map.html").as_uri())
     visit.page.wait_for_selector("html[data-ready]")
+    visit.wait("document.querySelector('#map').dataset.busy === 'false'")
     took = visit.page.locator("#map").evaluate("(map) => map.measure(60)")
-    print(took)
     assert took["points"] == count
     assert took["thumbnails"] > 100
-    assert took["best"] < 1000 / 30, took
+    assert 1 <= took["renders"] <= 8, took  # it went 80% of the screen to and fro, and the margin is a quarter of it
+    assert took["frame"]["median"] > 0
     visit.close()

@@ -119,7 +119,7 @@ def visit(browser: Any, address: str) -> Iterator[Visit]:
 
 
 def differ(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a - b).mean())
+    return float(np.abs(a - b).mean()) if a.shape == b.shape else float("inf")
 
 
 def test_it_opens_with_an_example_and_predictions(visit: Visit) -> None:
@@ -164,10 +164,10 @@ def test_hovering_a_patch_shows_what_it_attends_to(visit: Visit) -> None:
     visit.open()
     resting = visit.pixels()
     visit.hover(0.1, 0.1)
-    visit.until_reads("Row 1, column 1")
+    visit.until_reads("Patch 0,0")
     first = visit.until_differs(resting, least=0.5)
     visit.hover(0.9, 0.6)
-    visit.until_reads("Row 4, column 3")
+    visit.until_reads("Patch 3,2")
     visit.until_differs(resting, first, least=0.5)
     visit.page.mouse.move(5, 5)
     visit.until_reads("The class token")
@@ -180,12 +180,12 @@ def test_a_click_keeps_the_patch_and_the_address_knows_it(visit: Visit) -> None:
     page.mouse.down()
     page.mouse.up()
     page.mouse.move(5, 5)
-    visit.until_reads("Row 2, column 4")
+    visit.until_reads("Patch 1,3")
     playwright.expect(page).to_have_url(re.compile("patch=1,3"))
     kept = visit.pixels()
     page.reload()
     page.wait_for_selector("html[data-ready]")
-    visit.until_reads("Row 2, column 4")
+    visit.until_reads("Patch 1,3")
     visit.until_same(kept, most=0.5)
     page.get_by_role("button", name="Show the output").click()
     visit.until_reads("The class token")
@@ -264,9 +264,10 @@ def test_two_models_side_by_side(visit: Visit) -> None:
     page.get_by_label("Side by side").select_option("model")
     playwright.expect(page.locator(".stage figcaption b")).to_have_text(["first", "second"])
     playwright.expect(page.locator(".rank")).to_have_count(10)
+    playwright.expect(page.locator("#strip-from")).to_have_text("first, seen from the class token")
     resting = visit.pixels(1)
     visit.hover(0.1, 0.1, index=0)
-    visit.until_reads("Row 1, column 1", index=1)
+    visit.until_reads("Patch 0,0", index=1)
     visit.until_differs(resting, index=1)  # the patch is marked in both models
 
 
@@ -307,9 +308,18 @@ def test_values_are_shown_as_numbers_and_explained(page_of: Callable[[Any], Visi
     playwright.expect(page.locator("#panel-api")).to_contain_text("The values")
 
 
+def test_fresh_weights_are_named_as_such(page_of: Callable[[Any], Visit]) -> None:
+    trained = small_model("trained")
+    trained.model.pretrained = True
+    assert page_of(trained).page.locator(".untrained").count() == 0
+    page = page_of(small_model("fresh")).page
+    playwright.expect(page.locator(".untrained")).to_contain_text("not trained")
+
+
 def test_nothing_to_click_without_a_classifier_or_attention(page_of: Callable[[Any], Visit]) -> None:
     page = page_of(small_model("bare", classes=0)).page
     playwright.expect(page.locator("#ranks")).to_have_text("This model has no classifier.")
+    assert page.locator(".untrained").count() == 0
     assert page.get_by_role("radio", name="Relevance").is_disabled()
     page = page_of(resnet_model()).page
     playwright.expect(page.locator(".rank")).to_have_count(4)
@@ -329,7 +339,7 @@ def test_tabs_about_the_model(visit: Visit) -> None:
     box = mosaic.bounding_box()
     page.mouse.move(box["x"] + 5, box["y"] + 5)
     caption = page.locator("#panel-positions figcaption").first
-    playwright.expect(caption).to_have_text(re.compile("^Row 1, column 1"))
+    playwright.expect(caption).to_have_text(re.compile("^Patch 0,0"))
     page.get_by_role("tab", name="Layers").click()
     page.wait_for_selector("#panel-layers table")
     assert "encoder.blocks.2.mlp.down" in page.locator("#panel-layers").inner_text()
@@ -354,9 +364,9 @@ def test_with_the_keyboard_alone(visit: Visit) -> None:
     assert {"theme", "tab-image", "file", "application", "play", "radio", "versus", "strength", "grid"} <= reached
     page.locator(".frame canvas").focus()
     page.keyboard.press("ArrowRight")
-    visit.until_reads("Row 3, column 4")
+    visit.until_reads("Patch 2,3")
     page.keyboard.press("ArrowUp")
-    visit.until_reads("Row 2, column 4")
+    visit.until_reads("Patch 1,3")
     page.keyboard.press("[")
     visit.until_reads("layer 2")
     page.keyboard.press("Escape")
@@ -429,7 +439,7 @@ def test_phone_and_wide(browser: Any, address: str, width: int, theme: str) -> N
         page.locator(".frame canvas").scroll_into_view_if_needed()
         box = page.locator(".frame canvas").bounding_box()
         page.touchscreen.tap(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.1)
-        visit.until_reads("Row 1, column 4")
+        visit.until_reads("Patch 0,3")
     visit.close()
 
 

@@ -18,8 +18,12 @@ class Problem(VitkitError):
         super().__init__(message)
         self.status, self.code = status, code
 
-    def response(self) -> Response:
-        body = json.dumps({"error": {"code": self.code, "message": str(self)}}, ensure_ascii=False)
+    def response(self, path: str = "") -> Response:
+        """As our API has it, or below /v2 as the Open Inference Protocol does: the words alone."""
+        plain = path == "/v2" or path.startswith("/v2/")
+        body = json.dumps(
+            {"error": str(self) if plain else {"code": self.code, "message": str(self)}}, ensure_ascii=False
+        )
         headers = {401: {"WWW-Authenticate": 'Bearer realm="vitkit"'}, 503: {"Retry-After": "1"}}.get(self.status)
         return Response(body.encode(errors="replace"), self.status, headers, media_type="application/json")
 
@@ -63,8 +67,12 @@ class ErrorAnswer(BaseModel):
     error: ErrorText
 
 
-def problems(*statuses: int) -> Responses:
-    return {status: {"model": ErrorAnswer, "description": STATUSES[status]} for status in statuses}
+class ErrorWords(BaseModel):
+    error: str = Field(examples=["there is no input 'x'; send one of: image, pixels, input"])
+
+
+def problems(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> Responses:
+    return {status: {"model": model, "description": STATUSES[status]} for status in statuses}
 
 
 class RankedClass(BaseModel):
@@ -114,6 +122,9 @@ class ModelAnswer(BaseModel):
     outputs: OutputsAnswer
     channels: int = Field(examples=[3])
     image_size: list[int] = Field(description="Height and width.", examples=[[224, 224]])
+    fit: str = Field(description="How an image is brought to that size.", examples=["crop"])
+    crop: float = Field(description="The share of the shorter side that is cut out of the centre.", examples=[0.875])
+    trained: bool = Field(description="False: the weights are fresh.")
     params: int = Field(examples=[5717416])
     gmacs: float = Field(examples=[1.254])
     explainable: bool
@@ -162,6 +173,44 @@ def image_body(what: str) -> dict[str, object]:
     return {"requestBody": {"description": f"{what}, raw or as a form.", "required": True, "content": content}}
 
 
+class ServerAnswer(BaseModel):
+    name: str = Field(examples=["vitkit"])
+    version: str
+    extensions: list[str] = Field(examples=[["binary_tensor_data"]])
+
+
+class Live(BaseModel):
+    live: bool
+
+
+class Ready(BaseModel):
+    name: str | None = Field(None, examples=["demo"])
+    ready: bool
+
+
+class TensorAbout(BaseModel):
+    name: str = Field(examples=["image"])
+    datatype: str = Field(examples=["BYTES"])
+    shape: list[int] = Field(description="-1: any number.", examples=[[-1]])
+
+
+class ModelMetadata(BaseModel):
+    name: str = Field(examples=["demo"])
+    versions: list[str] = Field(examples=[["1"]])
+    platform: str = Field(examples=["vitkit_eager"])
+    inputs: list[TensorAbout] = Field(description="One of them is sent.")
+    outputs: list[TensorAbout]
+
+
+_TENSORS = {"schema": {"type": "object", "properties": {"inputs": {"type": "array"}}, "required": ["inputs"]}}
+TENSORS: dict[str, object] = {
+    "requestBody": {
+        "description": "Tensors, as JSON or with the binary tensor extension.",
+        "required": True,
+        "content": {"application/json": _TENSORS, "application/octet-stream": _BINARY},
+    }
+}
+TENSOR_ANSWER: Responses = {200: {"content": {"application/octet-stream": _BINARY, "application/json": {}}}}
 ANY_BODY: Responses = {200: {"content": {"application/octet-stream": _BINARY, "image/png": _BINARY}}}
 JPEG: Responses = {200: {"content": {"image/jpeg": _BINARY}}}
 NPY: Responses = {200: {"content": {"application/octet-stream": _BINARY}}}

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from vitkit.errors import did_you_mean
 from vitkit.web import answers as doc
 from vitkit.web import exploring as data
+from vitkit.web import inference as v2
 from vitkit.web.assets import ASSETS, KINDS
 from vitkit.web.explaining import Question
 from vitkit.web.service import Service
@@ -90,10 +91,7 @@ async def healthz() -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    service = service_of(request)
-    if service.draining or not all(worker.thread.is_alive() for worker in service.workers):
-        why = "shutting down" if service.draining else "a worker has stopped; start the server again"
-        raise doc.Problem(503, "not_ready", why)
+    service_of(request).check_ready()
     return JSONResponse({"status": "ready"})
 
 
@@ -118,6 +116,14 @@ READING = doc.problems(400, 401, 422)
 ASKING = doc.problems(400, 401, 403, 408, 413, 415, 422, 500, 503, 504)
 EXPLORING = doc.problems(400, 401, 404, 422)
 SHOWING, SEARCHING = EXPLORING | doc.problems(415, 503), ASKING | doc.problems(404)
+V2, WORDS = v2.ROOT, doc.ErrorWords  # the Open Inference Protocol, which has errors of its own
+PROTOCOL = doc.problems(400, 401, 404, 422, 503, model=WORDS)
+INFERRING = doc.problems(400, 401, 403, 404, 408, 413, 415, 422, 500, 503, 504, model=WORDS) | doc.TENSOR_ANSWER
+PER_MODEL = [  # below the name of a model
+    Route("POST", "/infer", v2.infer, "Tensors -> tensors", INFERRING, None, doc.TENSORS),
+    Route("GET", "/ready", v2.model_ready, "The model may be asked", PROTOCOL, doc.Ready),
+    Route("GET", "", v2.model, "Inputs and outputs of a model", PROTOCOL, doc.ModelMetadata),
+]
 ONE, SEVERAL = doc.image_body("One image"), doc.image_body("One or more images")
 CLASSES, WHY = "The likeliest classes of one or more images", "Where a model looks, and what speaks for a class"
 ROUTES = [
@@ -158,6 +164,14 @@ ROUTES = [
     ),
     Route("GET", "/healthz", healthz, "The process lives", answer=doc.Health),
     Route("GET", "/readyz", readyz, "Work may be sent here", doc.problems(400, 422, 503), doc.Health),
+    Route("GET", V2, v2.server, "Open Inference Protocol: the server", PROTOCOL, doc.ServerAnswer),
+    Route("GET", f"{V2}/health/live", v2.live, "The process lives", doc.problems(400, 422, model=WORDS), doc.Live),
+    Route("GET", f"{V2}/health/ready", v2.ready, "Work may be sent here", PROTOCOL, doc.Ready),
+    *[  # those with a version first: a name may hold slashes
+        r._replace(path=f"{V2}/models/{{name:path}}/versions/{{version}}{r.path}", handler=v2.versioned(r.handler))
+        for r in PER_MODEL
+    ],
+    *[r._replace(path=f"{V2}/models/{{name:path}}{r.path}") for r in PER_MODEL],
     Route("GET", "/metrics", metrics, "For Prometheus", READING, response=PlainTextResponse),
 ]
 
@@ -178,7 +192,7 @@ def add_routes(app: FastAPI) -> None:
                 responses=route.others,
                 response_class=route.response,
                 openapi_extra=route.body,
-                tags=["api" if route.path.startswith(V1) else "health"],
+                tags=["api" if route.path.startswith(V1) else "inference" if route.path.startswith(V2) else "health"],
                 include_in_schema=path == route.path,
                 dependencies=[Depends(known_fields_only)],
             )
@@ -188,6 +202,8 @@ def add_routes(app: FastAPI) -> None:
 
 def counted_path(path: str) -> str:
     """The path by which requests are counted: a label of metrics is never what a client sends."""
+    if path.startswith(f"{V2}/models/"):
+        return f"{V2}/models/{path.rpartition('/')[2] if path.endswith(('/infer', '/ready')) else ''}"
     if path in ("/", "/data", "/openapi.json") or short(path) in {short(route.path) for route in ROUTES}:
         return short(path)
     return "/static" if path.removeprefix("/static/") in ASSETS else "other"

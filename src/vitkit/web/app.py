@@ -46,7 +46,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cache-Control": "no-store",  # where an answer does not say otherwise
 }
-OPEN = ("/healthz", "/readyz")  # to everybody
+OPEN = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")  # to everybody
 OPEN_WITH_TOKEN = ("/static/style.css", "/static/icon.svg")  # for the page that asks for it
 SAFE = ("GET", "HEAD", "OPTIONS")
 COOKIE = "vitkit_token"
@@ -88,7 +88,7 @@ def create_app(models: Sequence[Served], settings: ServeSettings, data: Explored
 def _add_answers_to_errors(app: FastAPI) -> None:
     @app.exception_handler(Problem)
     async def problem(request: Request, error: Problem) -> Response:
-        return error.response()
+        return error.response(request.scope["path"])
 
     @app.exception_handler(RequestValidationError)
     async def wrong_field(request: Request, error: RequestValidationError) -> Response:
@@ -100,12 +100,13 @@ def _add_answers_to_errors(app: FastAPI) -> None:
             reason = "not understood" if wrong["type"] == "string_pattern_mismatch" else str(wrong["msg"])
             wanted = f" ({meaning[name].rstrip('.')})" if name in meaning else ""
             sentences.append(f"{name}{value}: {reason[:1].lower()}{reason[1:]}{wanted}")
-        return Problem(422, "bad_field", "; ".join(sentences)).response()
+        return Problem(422, "bad_field", "; ".join(sentences)).response(request.scope["path"])
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
         words = {404: "there is nothing at this address; see /openapi.json", 405: "this address has another method"}
-        answer = Problem(error.status_code, "no_route", words.get(error.status_code, str(error.detail))).response()
+        problem = Problem(error.status_code, "no_route", words.get(error.status_code, str(error.detail)))
+        answer = problem.response(request.scope["path"])
         answer.headers.update(error.headers or {})
         return answer
 
@@ -153,7 +154,7 @@ class ObservabilityMiddleware:
             logging.getLogger(__name__).exception("a request failed")
             if status == 0:
                 failed = Problem(500, "failed", "the server failed at this; its log has the reason")
-                await failed.response()(scope, receive, decorated)
+                await failed.response(scope["path"])(scope, receive, decorated)
         finally:
             route = counted_path(scope["path"])
             self.service.metrics.requests.labels(route, str(status)).inc()
@@ -175,7 +176,7 @@ class AuthMiddleware:
                 self._check_origin(request)
                 answer = self._wrong_host(request) if token is None else await _no_token(request, token, self.intake)
             except Problem as problem:
-                answer = problem.response()
+                answer = problem.response(scope["path"])
         await (answer or self.app)(scope, receive, send)
 
     def _check_origin(self, request: Request) -> None:
@@ -198,7 +199,7 @@ class AuthMiddleware:
         if not self.settings.loopback or host.lower() in (*LOCAL, self.settings.host):
             return None
         message = f"this server answers to localhost, not to {host[:60]!r}; start it with --token, or --host for others"
-        return Problem(400, "wrong_host", message).response()
+        return Problem(400, "wrong_host", message).response(request.scope["path"])
 
 
 async def _no_token(request: Request, token: str, intake: Intake) -> Response | None:
@@ -211,7 +212,7 @@ async def _no_token(request: Request, token: str, intake: Intake) -> Response | 
         return None
     if path != "/":
         message = "a token is needed: send the header 'Authorization: Bearer TOKEN' with the value of --token"
-        return Problem(401, "no_token", message).response()
+        return Problem(401, "no_token", message).response(path)
     sent, wrong = request.query_params.get("token", ""), ""
     if request.method == "POST":
         async with intake.body(request, most=4096) as body:

@@ -28,6 +28,7 @@ from vitkit.web.models import Served
 Method = Literal["attention", "rollout", "relevance", "gradcam", "distance"]
 Format = Literal["json", "npy", "png"]
 PATCH = r"^(output|all|\d{1,4},\d{1,4})$"
+QUERY = "'output', a patch as ROW,COLUMN (counted from 0), or 'all'."
 CLASSES = "Names, or numbers (#3 is always a number); default: the likeliest."
 MOST_VALUES = 2**24  # in one answer
 MOST_JSON = 2**19
@@ -41,7 +42,7 @@ class Question:
     method: Annotated[Method, Query(description="What to compute.")] = "attention"
     layer: Annotated[str, Query(pattern=r"^(all|-?\d{1,4})$", description="From 0; -1 is the last; or 'all'.")] = "-1"
     head: Annotated[str, Query(pattern=r"^(mean|all|\d{1,4})$", description="From 0; 'mean' or 'all'.")] = "mean"
-    query: Annotated[str, Query(pattern=PATCH, description="'output', a patch as ROW,COLUMN, or 'all'.")] = "output"
+    query: Annotated[str, Query(pattern=PATCH, description=QUERY)] = "output"
     classes: Annotated[list[str] | None, Query(alias="class", max_length=16, description=CLASSES)] = None
     format: Annotated[Format, Query(description="json, npy (float32) or png (the map over the image).")] = "json"
     strength: Annotated[float, Query(ge=0, le=1, description="Of the colours in a PNG.")] = 0.7

@@ -54,16 +54,21 @@ class Served:
             raise Problem(422, "no_class", message) from None
 
     def logits(self, images: Sequence[Tensor]) -> Sequence[Tensor]:
-        """uint8 images -> one row of outputs for each, by the runtime, on the device that it takes its input on."""
-        inputs = torch.stack(list(images)).to(self.runtime.device)
-        return self.runtime.run(normalise(inputs, self.model.config.preprocessing)).unbind()
+        """uint8 images, or what was made of them, -> a row of outputs each, by the runtime, on the device it takes."""
+        pre = self.model.config.preprocessing
+        if any(image.is_floating_point() for image in images):  # a client prepared it
+            images = [image if image.is_floating_point() else normalise(image[None], pre)[0] for image in images]
+            return self.runtime.run(torch.stack(images).to(self.runtime.device)).unbind()
+        return self.runtime.run(normalise(torch.stack(list(images)).to(self.runtime.device), pre)).unbind()
 
     def describe(self) -> Part:
         config, outputs = self.model.config, self.model.outputs
         answer: Part = {"name": self.name, "notes": list(self.notes), "runtime": self.runtime.name}
         answer |= {"classes": [] if outputs.kind == "values" else self.names}
         answer |= {"outputs": {"kind": outputs.kind, "names": self.names}, "channels": config.channels}
-        answer |= {"image_size": list(config.preprocessing.size), "params": self.layers["params"]}
+        pre = config.preprocessing
+        answer |= {"image_size": list(pre.size), "fit": pre.fit, "crop": pre.crop, "params": self.layers["params"]}
+        answer |= {"trained": self.model.pretrained}
         answer |= {"gmacs": self.layers["gmacs"], "explainable": isinstance(config, ViTConfig)}
         if isinstance(config, ViTConfig):
             shown = ("width", "depth", "heads", "pooling", "patch_size", "grid")

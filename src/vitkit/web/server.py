@@ -18,6 +18,7 @@ from vitkit.progress import SILENT, Progress
 from vitkit.web.app import create_app
 from vitkit.web.connections import ACCEPTED_AT_ONCE, Connections, QuietLog, protocol_for
 from vitkit.web.explored import Explored
+from vitkit.web.memory import freeze_loaded, return_freed
 from vitkit.web.models import load_served
 from vitkit.web.settings import ServeSettings
 
@@ -46,6 +47,8 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # once a second
             self.connections.close_idle()
+        if counter % 50 == 0:
+            self._trimming = asyncio.get_running_loop().run_in_executor(None, return_freed)
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -91,6 +94,7 @@ def serve(
                 progress.note(f"note: {served.name}: {note}")
         app = create_app(models, settings, data)
         app.state.service.decoders.quick.start()
+        freeze_loaded()
         listener.listen(BACKLOG)  # from the moment that the address is shown, everyone can connect
         _announce(settings, listener.getsockname()[1], open_page, progress)
         config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, lifespan="on", ws="none")

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import torch
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -24,12 +25,13 @@ from vitkit.web.explaining import Explained, Question, explain
 from vitkit.web.explored import Explored, from_pixels
 from vitkit.web.models import Served
 from vitkit.web.settings import ServeSettings
+from vitkit.web.tensors import InferRequest
 from vitkit.web.worker import Metrics, Worker
 
 T = TypeVar("T")
 J = TypeVar("J")  # what a worker computes
 R = TypeVar("R")  # what comes of it
-Answer = Callable[[list[Upload]], Awaitable[T]]
+P = TypeVar("P")  # what a body holds
 AnyWorker = Worker[Tensor, Tensor] | Worker[tuple[Tensor, Question], Explained]
 EXPLAIN_QUEUE = 16
 SMALL = 2**18  # bytes of a body: a thread would cost more than it saves
@@ -78,6 +80,11 @@ class Service:
         known = ", ".join(served.name for served in self.models)
         raise Problem(422, "no_model", f"model={str(name)[:60]!r} is not served here; there is {known}")
 
+    def check_ready(self) -> None:
+        if self.draining or not all(worker.thread.is_alive() for worker in self.workers):
+            why = "shutting down" if self.draining else "a worker has stopped; start the server again"
+            raise Problem(503, "not_ready", why)
+
     async def in_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
@@ -91,7 +98,23 @@ class Service:
             body = partial(_predictions, served, files, rows, top, pixels if image else [])
             return await self.in_thread(body) if image else body()
 
-        return await self._answer(request, worker, answer, self.settings.max_pictures)
+        return await self._answer(request, worker, answer, self._images_of(request, self.settings.max_pictures))
+
+    async def infer(
+        self, request: Request, served: Served, read: Callable[[bytes], InferRequest]
+    ) -> tuple[InferRequest, list[Tensor]]:
+        """The tensors of a request, and a row of outputs for each image in them."""
+        worker = self._predict[served.name]
+
+        async def answer(asked: InferRequest) -> tuple[InferRequest, list[Tensor]]:
+            if asked.prepared is None:
+                rows, _ = await self._compute(worker, asked.files, served.model.config, False, lambda pixels: pixels)
+                return asked, rows
+            with worker.places(asked.count) as places:
+                jobs = torch.from_numpy(asked.prepared.astype(np.float32)).unbind()
+                return asked, await asyncio.gather(*worker.submit(jobs, places))
+
+        return await self._answer(request, worker, answer, read)
 
     async def explain(self, request: Request, served: Served, question: Question, prepared: bool) -> Explained:
         served.vit  # noqa: B018 - a Problem when there is no attention
@@ -102,7 +125,7 @@ class Service:
             (explained,), _ = await self._compute(worker, files, served.model.config, prepared, jobs)
             return explained
 
-        return await self._answer(request, worker, answer, most=1)
+        return await self._answer(request, worker, answer, self._images_of(request, 1))
 
     async def search(self, request: Request, data: Explored, top: int) -> list[dict[str, object]]:
         async def answer(files: list[Upload]) -> list[dict[str, object]]:
@@ -111,7 +134,7 @@ class Service:
             )
             return await self.in_thread(partial(data.search, features, top))
 
-        return await self._answer(request, self._search[0], answer, most=1)
+        return await self._answer(request, self._search[0], answer, self._images_of(request, 1))
 
     async def set_image(self, data: Explored, row: int, longest: int) -> bytes:
         """An image of the served set as a JPEG."""
@@ -140,13 +163,17 @@ class Service:
         with worker.places(len(files)) as places:
             return await asyncio.gather(*worker.submit(list(jobs(reading.pixels)), places)), reading.pixels
 
-    async def _answer(self, request: Request, worker: AnyWorker, answer: Answer[T], most: int) -> T:
+    def _images_of(self, request: Request, most: int) -> Callable[[bytes], list[Upload]]:
+        return lambda body: uploads(request.headers.get("content-type", ""), body, most)
+
+    async def _answer(
+        self, request: Request, worker: AnyWorker, answer: Callable[[P], Awaitable[T]], read: Callable[[bytes], P]
+    ) -> T:
         """Read the body, then compute, both within their time, and stop when the client hangs up."""
         async with self.intake.body(request) as body:
             worker.check_room()  # a full server says so before it does anything
-            parse = partial(uploads, request.headers.get("content-type", ""), body, most)
-            files = parse() if len(body) < SMALL else await self.in_thread(parse)
-            work, gone = asyncio.ensure_future(answer(files)), asyncio.ensure_future(_disconnected(request))
+            asked = read(body) if len(body) < SMALL else await self.in_thread(partial(read, body))
+            work, gone = asyncio.ensure_future(answer(asked)), asyncio.ensure_future(_disconnected(request))
             try:
                 await asyncio.wait({work, gone}, timeout=self.settings.timeout, return_when=asyncio.FIRST_COMPLETED)
                 if work.done():

@@ -31,12 +31,15 @@ export function paint(canvas, values, height, width, low, high, name = "magma") 
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-// The least and the most of a map. A map that is alike everywhere is all "least": noise must not look like a finding.
+const TOP = 0.98; // quantile of the brightest colour, as in figures/overlay.py: one outlier patch would leave the rest black
+
+// The least of a map, and its quantile TOP. A map that is alike everywhere is all "least": noise must not look like a finding.
 export function range(values) {
-  let [least, most] = [Infinity, -Infinity];
-  for (const value of values) {
-    if (value < least) least = value;
-    if (value > most) most = value;
-  }
-  return most - least > 1e-3 * Math.abs(most) ? [least, most] : [most, most + 1];
+  const sorted = Float32Array.from(values).sort();
+  const [least, last] = [sorted[0], sorted[sorted.length - 1]];
+  const at = TOP * (sorted.length - 1);
+  const below = sorted[Math.floor(at)];
+  const quantile = below + (at - Math.floor(at)) * (sorted[Math.ceil(at)] - below);
+  const differs = (most) => most - least > 1e-3 * Math.abs(most);
+  return differs(quantile) ? [least, quantile] : differs(last) ? [least, last] : [last, last + 1];
 }

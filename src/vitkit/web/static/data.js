@@ -45,7 +45,7 @@ function drawThumb(canvas, row) {
 
 function sheetArrived() {
   for (const one of waiting) if (!one.canvas.isConnected || drawThumb(one.canvas, one.row)) waiting.delete(one);
-  view.draw();
+  view.arrived();
 }
 
 // --- the image that is selected ------------------------------------------------------------------------

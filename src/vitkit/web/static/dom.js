@@ -31,6 +31,11 @@ export const percent = (share) => {
   return `${value >= 99.95 ? 100 : value >= 10 ? value.toFixed(1) : value >= 0.1 ? value.toFixed(2) : value ? "<0.1" : "0"}%`;
 };
 
+export const capital = (text) => `${text[0].toUpperCase()}${text.slice(1)}`;
+
+// A patch is called ROW,COLUMN, counted from 0, as in addresses, in `--query` and in the API.
+export const patchName = (index, columns) => `patch ${Math.floor(index / columns)},${index % columns}`;
+
 export const number = (value) => Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
 
 export function short(count) {

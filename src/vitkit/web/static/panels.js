@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { paint } from "./colours.js";
-import { bar, el, movedBy, percent, short, svg } from "./dom.js";
+import { bar, capital, el, movedBy, patchName, percent, short, svg } from "./dom.js";
 
 const loaded = new Map(); // what does not change while the page is open
 
@@ -36,9 +36,10 @@ export async function filters(model) {
   });
   const total = found.explained.reduce((a, b) => a + b, 0);
   const where = found.of_pixels ? "" : " They see the feature map of the stem, not pixels; channels are averaged.";
+  const expect = model.trained ? "Long training makes them smooth waves and colour contrasts; after a short one they are still grainy."
+    : "These weights are fresh: what is seen is noise, where trained models show smooth waves.";
   return card(model,
-    hint(`The first ${count} principal components of the patch embedding hold ${percent(total)} of its variance. ` +
-      `Trained models show smooth waves and colour contrasts; noise means that nothing was learned.${where}`),
+    hint(`The first ${count} principal components of the patch embedding hold ${percent(total)} of its variance. ${expect}${where}`),
     el("ul", { class: "tiles" }, ...tiles));
 }
 
@@ -65,7 +66,7 @@ function similarity(model, values) {
     paint(large, map, h, w, low, 1, "viridis");
     const others = map.filter((_, i) => i !== index);
     const most = map.indexOf(Math.max(...others));
-    words.textContent = `Row ${row + 1}, column ${column + 1} is most like row ${Math.floor(most / w) + 1}, column ${(most % w) + 1} (cosine ${map[most].toFixed(2)})`;
+    words.textContent = `${capital(patchName(index, w))} is most like ${patchName(most, w)} (cosine ${map[most].toFixed(2)})`;
     large.setAttribute("aria-label", words.textContent);
   };
   mosaic.addEventListener("pointermove", (event) => {
@@ -190,13 +191,17 @@ export async function layers(model) {
 export function api(model) {
   const here = location.origin;
   const values = model.outputs.kind === "values";
-  const calls = [
+  const answers = [
     [values ? "The values" : `The likeliest ${model.outputs.kind}`, `curl --data-binary @photo.jpg '${here}/api/v1/predict${values ? "" : "?top=5"}'`],
     ["Several images at once", `curl -F a=@one.jpg -F b=@two.jpg ${here}/api/v1/predict`],
-    [values ? "What raises the first value, as an image" : "What speaks for the likeliest class, as an image", `curl --data-binary @photo.jpg '${here}/api/v1/explain?method=relevance&format=png' -o why.png`],
-    ["What one patch attends to, as numbers", `curl --data-binary @photo.jpg '${here}/api/v1/explain?method=attention&layer=-1&query=0,0'`],
     ["From Python", `import httpx\nanswer = httpx.post("${here}/api/v1/predict", content=open("photo.jpg", "rb").read())\nprint(answer.json())`],
   ];
+  const why = [values ? "What raises the first value, as an image" : "What speaks for the likeliest class, as an image",
+    `curl --data-binary @photo.jpg '${here}/api/v1/explain?method=relevance&format=png' -o why.png`];
+  const attention = ["What one patch (ROW,COLUMN, counted from 0) attends to, as numbers",
+    `curl --data-binary @photo.jpg '${here}/api/v1/explain?method=attention&layer=-1&query=0,0'`];
+  const predicts = model.outputs.names.length > 0; // what a model cannot answer is not offered
+  const calls = [...(predicts ? answers : []), ...(predicts && model.explainable ? [why] : []), ...(model.explainable ? [attention] : [])];
   const parts = calls.map(([what, code]) => {
     const copy = el("button", { class: "quiet", type: "button", "aria-label": `Copy: ${what}` }, "Copy");
     copy.addEventListener("click", async () => {

@@ -3,7 +3,7 @@
 import { range, scale } from "./colours.js";
 import { el } from "./dom.js";
 
-const FINEST = 720; // pixels that are blended along the longer side
+const FINEST = 1080; // pixels that are blended along the longer side
 let number = 0;
 
 export class Stage {
@@ -29,9 +29,12 @@ export class Stage {
     this.figure.remove();
   }
 
-  show(look) {
-    if (this.look === look) return;
-    this.look = look;
+  // `seen`: the pixels that the model gets, instead of the photograph.
+  show(look, seen) {
+    const bitmap = seen || !look.photo ? look.seen : look.photo.bitmap;
+    if (this.look === look && this.bitmap === bitmap) return;
+    if (this.look !== look) this.last = null; // a map of another image must never lie over this one
+    Object.assign(this, { look, bitmap });
     this.canvas.setAttribute("aria-label", this.#label());
     this.#fit(true);
   }
@@ -45,7 +48,7 @@ export class Stage {
   // The canvas takes the room there is; the image's own pixels are kept apart for blending.
   #fit(again = false) {
     if (!this.look) return;
-    const { width, height } = this.look.bitmap;
+    const { width, height } = this.bitmap;
     const room = this.frame.clientWidth || 300;
     const tall = Math.max(260, Math.min(700, window.innerHeight * 0.6));
     const shown = Math.round(Math.min(room, (tall * width) / height));
@@ -58,7 +61,7 @@ export class Stage {
     this.canvas.height = Math.max(16, Math.round((fine * height) / width));
     this.context.imageSmoothingEnabled = Math.max(width, height) > 64;
     this.context.imageSmoothingQuality = "high";
-    this.context.drawImage(this.look.bitmap, 0, 0, fine, this.canvas.height);
+    this.context.drawImage(this.bitmap, 0, 0, fine, this.canvas.height);
     this.base = this.context.getImageData(0, 0, fine, this.canvas.height);
     this.draw(this.last);
   }

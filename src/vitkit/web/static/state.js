@@ -2,12 +2,13 @@
 
 const DEFAULTS = {
   tab: "image", method: "attention", layer: "", head: "mean", class: "", versus: "", other: "", patch: "",
-  strength: "75", grid: "1", smooth: "1", example: "",
+  strength: "75", grid: "1", smooth: "1", seen: "0", example: "", model: "", second: "",
 };
 const ALLOWED = {
   tab: /^(image|filters|positions|distance|layers|api)$/, method: /^(attention|rollout|relevance|gradcam)$/,
   layer: /^\d{0,4}$/, head: /^(mean|\d{1,4})$/, class: /^\d{0,6}$/, versus: /^(class|model|)$/, other: /^\d{0,6}$/,
-  patch: /^(\d{1,4},\d{1,4})?$/, strength: /^(\d|[1-9]\d|100)$/, grid: /^[01]$/, smooth: /^[01]$/, example: /^[a-z]{0,20}$/,
+  patch: /^(\d{1,4},\d{1,4})?$/, strength: /^(\d|[1-9]\d|100)$/, grid: /^[01]$/, smooth: /^[01]$/, seen: /^[01]$/, example: /^[a-z]{0,20}$/,
+  model: /^.{0,200}$/, second: /^.{0,200}$/, // names of models
 };
 
 export const state = { ...DEFAULTS };

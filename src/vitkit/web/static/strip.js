@@ -17,14 +17,16 @@ export class Strip {
     });
   }
 
-  // `labels` are short words, `names` what is read aloud, `maps` N values each (null: keep what is drawn).
+  // `labels` are short words, `names` what is read aloud, `maps` N values each; null is on its way, and drawn as nothing.
   show(labels, names, maps, h, w, selected) {
     if (JSON.stringify(this.names) !== JSON.stringify(names)) this.#build(labels, names);
     this.selected = selected;
+    this.parent.setAttribute("aria-busy", String(maps.some((map) => !map)));
     this.buttons.forEach((button, i) => {
       button.setAttribute("aria-checked", String(i === selected));
       button.tabIndex = i === Math.max(0, selected) ? 0 : -1;
       if (maps[i]) paint(button.firstChild, maps[i], h, w, ...range(maps[i]));
+      else button.firstChild.width = button.firstChild.height = 1; // never what was there before: it is of another question
     });
   }
 
