@@ -100,7 +100,8 @@ def test_tune_and_verify_run_the_model_where_it_is(command, stage: Path, monkeyp
         return torch.zeros(len(images), 3)
 
     monkeypatch.setattr(Eager, "compute", compute)
-    monkeypatch.setattr("vitkit.runtime.tune.fingerprint", lambda model: "0")
+    for name in ("fingerprint", "digest_of"):
+        monkeypatch.setattr(f"vitkit.runtime.tune.{name}", lambda model: "0")
     command("tune", stage / "m.safetensors", "--runtimes", "eager", "--seconds", 0, "--device", "meta")
     assert set(seen) == {("meta", "meta", "meta")}
     stored = json.loads((stage / "m.safetensors.tuned" / "tuned.json").read_text())

@@ -17,12 +17,13 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.explanation.inside import as_vit, batches, by_layer, check_patch, grid_of, half_mass, readouts, to_grid
 from vitkit.explanation.relevance import relevance_of
 from vitkit.explanation.subject import LeftOut, Section, Subject
-from vitkit.figures.overlay import lit, overlay
+from vitkit.figures.overlay import TOP, levels, lit, overlay
 from vitkit.figures.panels import image_rows, layers_and_heads
 from vitkit.model.config import Size
 
@@ -35,7 +36,7 @@ OUTPUT = {
     "map": "the probe of the MAP head",
 }
 ONE_SCALE = "One scale for all; it ends at the 99.5th percentile."
-TOP = 0.99  # quantile of the brightest colour: single outlier patches are common in large models
+NEAR = 3  # patches along the side of what counts as the surroundings of one
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def make(subject: Subject) -> Section:
     found, names = subject.once(attention_of), subject.images.names
     share = np.mean([half_mass(m) for m in found.rollout])
     rows = [
-        [image, overlay(image, last, top=TOP), overlay(image, rolled, top=TOP), lit(image, rolled, TOP)]
+        [image, overlay(image, last), overlay(image, rolled), lit(image, rolled)]
         for image, last, rolled in zip(subject.images.shown(), found.last, found.rollout, strict=True)
     ]
     return Section(
@@ -124,7 +125,7 @@ def make(subject: Subject) -> Section:
         f"image lit where the rollout is high.",
         how=f"Seen from {OUTPUT[subject.model.config.pooling]}. Last layer: its mean over heads. Rollout: heads "
         f"averaged, half attention and half residual path, rows renormalised, layers multiplied. Each map is scaled "
-        f"from its smallest value to its 99th percentile.",
+        f"from its smallest value to its {100 * TOP:.0f}th percentile: what is above has the brightest colour.",
         arrays={k: v for k, v in vars(found).items() if v is not None} | {"names": np.array(names)},
         draw=lambda: image_rows(rows, ["image", "last layer", "rollout", "lit by rollout"], [[n] for n in names]),
     )
@@ -156,14 +157,33 @@ def query_attention(model: nn.Module, images: Tensor, patch: Size, layers: Seque
 
 
 def patch_of(subject: Subject) -> Size:
-    """The patch that is asked: the one given, else the most relevant one of the first image."""
+    """The patch that is asked: the one given, else the most salient one of the first image."""
     if subject.query is not None:
         return subject.query
     try:
         weights = subject.once(relevance_of).relevance[0, 0]
     except LeftOut:  # no classifier: where the output looks
         weights = subject.once(attention_of).rollout[0]
-    row, column = np.unravel_index(int(weights.argmax()), weights.shape)
+    return salient(weights, subject.images.pixels[0])
+
+
+def salient(weights: np.ndarray, pixels: Tensor) -> Size:
+    """h w, C H W -> (row, column) of the patch where the model looks and where there is something to see.
+
+    By the weights alone it is often an outlier on plain background, where large models keep what is not about the
+    patch. So the weights are averaged over 3 x 3 patches, and multiplied by the contrast of the patch's own pixels and
+    by how near it is to the centre, where photographers put what a photograph is of.
+    """
+    h, w = weights.shape
+    level = torch.from_numpy(levels(weights)).double()[None]
+    around = F.avg_pool2d(level, NEAR, 1, NEAR // 2, count_include_pad=False)[0].numpy()
+    grey = pixels.double().mean(dim=0)  # H W
+    parts = grey[: grey.shape[0] // h * h, : grey.shape[1] // w * w].unflatten(0, (h, -1)).unflatten(2, (w, -1))
+    contrast = levels(parts.std(dim=(1, 3), correction=0).numpy())
+    y, x = (np.linspace(-1, 1, 2 * n + 1)[1::2] for n in (h, w))  # centres of the patches, the edges being -1 and 1
+    central = np.exp(-2 * (y[:, None] ** 2 + x**2))
+    score = (0.05 + around) * (0.05 + contrast) * central  # what is zero everywhere leaves the choice to the others
+    row, column = np.unravel_index(int(score.argmax()), score.shape)
     return int(row), int(column)
 
 
@@ -173,13 +193,18 @@ def make_query(subject: Subject) -> Section:
     values = query_attention(subject.model, subject.images.images[:1], patch)[0]  # L H h w
     itself = values[:, :, patch[0], patch[1]]
     layer, head = np.unravel_index(int(itself.argmax()), itself.shape)
+    chosen = (
+        ""
+        if subject.query
+        else ", taken because it counts with its neighbours, has contrast and is not far from the centre"
+    )
     return Section(
         heading="What one patch attends to",
         finding=f"The marked patch gives itself {itself.mean():.1%} of its attention on average, "
         f"most in head {head + 1} of layer {layer + 1} ({itself.max():.0%})",
         alt=f"The first image with the patch {patch[0]},{patch[1]} (row, column from 0) marked, and its attention to "
         f"all patches, {values.shape[0]} layers and {values.shape[1]} heads.",
-        how=f"The query is the patch {patch[0]},{patch[1]} (row, column from 0) of {subject.images.names[0]}; "
+        how=f"The query is the patch {patch[0]},{patch[1]} (row, column from 0) of {subject.images.names[0]}{chosen}; "
         f"choose another with --query ROW,COLUMN. {ONE_SCALE}",
         arrays={"attention": values, "patch": np.array(patch)},
         draw=lambda: layers_and_heads(values, subject.images.shown([0])[0], "attention of the marked patch", patch),

@@ -179,7 +179,8 @@ def page(subject: Subject, report: Report, drawn: Sequence[str]) -> str:
         f'<nav aria-label="Figures">{links}</nav>' if links else "",
         *(
             f'<section id="{s.name}"><p class="kind">{escape(s.heading)}</p><h2>{escape(s.finding)}</h2>'
-            f"<figure>{svg}{_table(s)}<figcaption>{escape(s.how)}</figcaption></figure></section>"
+            f'<figure><div class="drawing" tabindex="0">{svg}</div>{_table(s)}'
+            f"<figcaption>{escape(s.how)}</figcaption></figure></section>"
             for s, svg in zip(report.sections, drawn, strict=True)
         ),
         f'<section id="left-out"><p class="kind">Not made</p><ul class="note">{missing}</ul></section>' * bool(missing),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from vitkit.errors import InputError
 from vitkit.explanation.inside import as_vit, batch_size, batches, grid_of, half_mass, readout, states, to_grid
 from vitkit.explanation.subject import Section, Subject
-from vitkit.figures.overlay import overlay
+from vitkit.figures.overlay import TOP, overlay
 from vitkit.figures.panels import image_rows
 from vitkit.model.encoder import Block
 from vitkit.model.positions import Place
@@ -144,8 +144,8 @@ def make(subject: Subject) -> Section:
         alt=f"{len(rows)} images, each with a relevance map for {found.relevance.shape[1]} outputs and Grad-CAM.",
         how="What in the image raises the score of the class (or the value) named below each map. Attention of all "
         "layers weighted by the gradient of the score, negative values dropped (Chefer et al.). Each map is shown from "
-        "its smallest value to its largest. Grad-CAM is for the first class, on the last patch states that reach the "
-        "classifier.",
+        f"its smallest value to its {100 * TOP:.0f}th percentile. Grad-CAM is for the first class, on the last patch "
+        "states that reach the classifier.",
         arrays=vars(found) | {"classes": classes.numpy(), "probability": probability, "names": np.array(names)},
         draw=lambda: image_rows(rows, ["image", *columns_of(subject), "Grad-CAM"], labels),
     )

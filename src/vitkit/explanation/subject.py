@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitkit.data.decode import BadImage
-from vitkit.data.given import GivenImages, OneImage, is_url, listed, open_inputs
+from vitkit.data.given import GivenImages, OneImage, is_image_url, listed, open_inputs
 from vitkit.data.loader import ImageBatches
 from vitkit.data.preprocess import normalise, read_image
 from vitkit.data.sources import open_data
@@ -82,7 +82,7 @@ def load_images(given: GivenImages, config: ViTConfig) -> Images:
 
 def _files(item: OneImage) -> list[OneImage]:
     """The files of a folder; paths and what is no path as they are."""
-    if not isinstance(item, str | Path) or is_url(item):
+    if not isinstance(item, str | Path) or is_image_url(item):
         return [item]
     path = Path(item)
     return [*sorted(filter(Path.is_file, path.glob("[!.]*")))] if path.is_dir() else [path]

@@ -15,7 +15,7 @@ from vitkit.errors import DataError
 from vitkit.explanation.subject import LeftOut, Section, Subject
 from vitkit.figures.panels import baseline
 from vitkit.figures.style import COLOURS, Figure, new_figure
-from vitkit.io import parse_json
+from vitkit.io import parse_json, read_regular
 from vitkit.tasks import TASKS
 
 Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (steps, values)
@@ -31,7 +31,7 @@ def read_log(run: str | Path) -> Curves:
     """Every number in the run's log by step (or epoch, or line)."""
     path = Path(run) / "log.jsonl" if Path(run).is_dir() else Path(run)
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_regular(path).decode(errors="replace").splitlines()
     except OSError as e:
         raise DataError(f"{path} cannot be read ({e.strerror}); give the directory of a run of `vitkit train`") from e
     found: dict[str, list[tuple[float, float]]] = {}
@@ -63,6 +63,11 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     return (total[end] - total[start]) / (end - start)
 
 
+def noisy(values: np.ndarray) -> bool:
+    """A curve that goes up and down a lot, which is drawn pale, under its running mean."""
+    return len(values) > 60 and float(np.abs(np.diff(values)).sum()) > 4 * float(np.ptp(values))
+
+
 def make(subject: Subject) -> Section:
     if subject.run is None:
         raise LeftOut("it needs the directory of a run: explain the run itself, or give --run")
@@ -78,21 +83,27 @@ def curves_of(curves: Curves) -> Section:
         most = values.min() if scores[0] in SCORES and not SCORES[scores[0]].higher else values.max()
         best = "its best" if values[-1] == most else f"its best was {most:.4g}"
         finding = f"{words[0].upper()}{words[1:]} ends at {values[-1]:.4g}, {best}"
+    pale = any(noisy(curves[name][1]) for name in shown_curves(curves))
     return Section(
         heading="Training",
         finding=finding,
-        alt=f"Curves over training of {', '.join(in_words(n) for n in curves)}.",
-        how="Pale lines are the values as logged, strong lines their running mean.",
+        alt=f"Curves over training of {', '.join(in_words(n) for n in shown_curves(curves))}.",
+        how="Pale lines are the values as logged, strong lines their running mean." if pale else "Values as logged.",
         arrays={f"{n}_{part}": v[i] for n, v in curves.items() for i, part in enumerate(("step", "value"))},
         draw=lambda: draw(curves),
     )
 
 
+def shown_curves(curves: Curves) -> list[str]:
+    """Those with a panel, in order."""
+    shown = [n for n, (_, v) in curves.items() if not ("top5" in n and v.min() >= 1 - 1e-9)]  # of few classes always 1
+    shown = [n for n in shown if not n.startswith(("val_pixel_", "val_images"))]  # raw pixels: a line to compare with
+    return sorted(shown, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))[:8]
+
+
 def draw(curves: Curves) -> Figure:
     """One panel per quantity of the log, over steps."""
-    shown = [n for n, (_, v) in curves.items() if not ("top5" in n and v.min() == 1)]  # of few classes it is always 1
-    shown = [n for n in shown if not n.startswith(("val_pixel_", "val_images"))]  # raw pixels: a line to compare with
-    names = sorted(shown, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))[:8]
+    names = shown_curves(curves)
     down, odd = -(-len(names) // 2), len(names) % 2  # of an odd number the first one is as wide as the figure
     figure = new_figure(1.8 * down + 0.3)
     grid = figure.add_gridspec(down, 2)
@@ -100,11 +111,10 @@ def draw(curves: Curves) -> Figure:
     for i, name in enumerate(names):
         row, column = divmod(i + odd, 2) if i or not odd else (0, slice(None))
         axes, (steps, values) = figure.add_subplot(grid[row, column]), curves[name]
-        # a curve that goes up and down a lot is pale, under its running mean
-        noisy = len(values) > 60 and float(np.abs(np.diff(values)).sum()) > 4 * float(np.ptp(values))
+        pale = noisy(values)
         axes.grid()
-        axes.plot(steps, values, color=COLOURS[0], linewidth=0.8 if noisy else 1.7, alpha=0.35 if noisy else 1)
-        if noisy:
+        axes.plot(steps, values, color=COLOURS[0], linewidth=0.8 if pale else 1.7, alpha=0.35 if pale else 1)
+        if pale:
             axes.plot(steps, smooth(values, len(values) // 25), color=COLOURS[0], linewidth=1.7)
         axes.set_title(in_words(name), loc="left")
         if (pixels := name.replace("val_", "val_pixel_")) in curves and pixels != name:

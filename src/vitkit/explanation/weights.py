@@ -74,7 +74,7 @@ def make_filters(subject: Subject) -> Section:
     finding = f"The first {count} components hold {total:.0%} of the patch embedding's variance"
     where = "the image's patches" if found.of_pixels else "patches of the stem's feature map (channels averaged)"
     patch = "x".join(map(str, found.components.shape[1:3]))
-    expect = "Trained models show smooth waves and colour contrasts."
+    expect = "Long training makes them smooth waves and colour contrasts; after a short one they are still grainy."
     if not subject.model.pretrained:
         expect = "These weights are fresh: what is seen is noise, where trained models show smooth waves."
     return Section(

@@ -45,7 +45,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str]) -> Figure:
         axes[1].set(xlim=(0, pairs[0][0] if pairs else 1), ylim=(PAIRS - 0.4, -0.6))
         for row, (n, true, predicted) in enumerate(pairs):
             words = f" {n}: {short(true, 30)} predicted as {short(predicted, 30)}"
-            axes[1].barh(row, n, height=0.7, color=COLOURS[1], alpha=0.35)
+            axes[1].barh(row, n, height=0.7, color=shown.cmap(0.45), alpha=0.5)  # of the palette of the cells
             axes[1].text(0, row, words, va="center", fontsize=9)
     return figure
 
@@ -100,17 +100,17 @@ def draw_reliability(bins: Bins) -> Figure:
     """Above: bars as high as the accuracy, the gap to the confidence set apart. Below: how many predictions have it."""
     figure = new_figure(5.4)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
+    parts = {"accuracy": COLOURS[0], "overconfident": COLOURS[1], "underconfident": LIGHT_BLUE}
     for few in (False, True):
         chosen = (bins.count > 0) & ((bins.count < FEW) == few)
         x, confidence, accuracy = bins.edges[:-1][chosen], bins.confidence[chosen], bins.accuracy[chosen]
         least = np.minimum(confidence, accuracy)
-        for label, colour, height, bottom in (
-            ("accuracy", COLOURS[0], least, None),
-            ("overconfident", COLOURS[1], np.maximum(confidence - accuracy, 0), least),
-            ("underconfident", LIGHT_BLUE, np.maximum(accuracy - confidence, 0), least),
-        ):
-            style = {"color": colour, "alpha": 0.3 if few else 1.0, "label": "_" if few else label}
+        gaps = np.maximum(confidence - accuracy, 0), np.maximum(accuracy - confidence, 0)
+        for colour, height, bottom in zip(parts.values(), (least, *gaps), (None, least, least), strict=True):
+            style = {"color": colour, "alpha": 0.3 if few else 1.0}
             upper.bar(x, height, 0.92 * bins.edges[1], bottom, align="edge", **style)
+    for label, colour in parts.items():
+        upper.bar(0, 0, color=colour, label=label)  # for the legend, which needs no bar of full colour to exist
     upper.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=DASHED, label="perfect calibration")
     upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
     hint = f"pale: fewer than {FEW} predictions" if ((bins.count > 0) & (bins.count < FEW)).any() else None

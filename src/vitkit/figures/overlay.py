@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image
 
 SIDE = 224  # the longer side of a drawn image
+TOP = 0.98  # quantile of the brightest colour: on photographs one outlier patch would leave all others black
 MAGMA = (  # from dark to bright; web/static/colours.json has the same for the page
     *((0, 0, 4), (10, 8, 34), (29, 17, 71), (54, 16, 107), (81, 18, 124), (106, 28, 129), (131, 38, 129)),
     *((156, 46, 127), (183, 55, 121), (208, 65, 111), (231, 82, 99), (245, 107, 92), (252, 137, 97)),
@@ -36,22 +37,24 @@ def blocks(values: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     return values[rows][:, columns]
 
 
-def levels(values: np.ndarray, top: float = 1.0) -> np.ndarray:
+def levels(values: np.ndarray, top: float = TOP) -> np.ndarray:
     """From the least (0) to the quantile `top` (1). What is alike everywhere is all 0: noise is no finding."""
     least, most = float(values.min()), float(np.quantile(values, top))
+    if most - least <= 1e-3 * abs(most):  # alike but for outliers, or nearly nothing at all
+        most = float(values.max())
     if most - least <= 1e-3 * abs(most):
         return np.zeros_like(values)
     return ((values - least) / (most - least)).clip(0, 1)
 
 
-def lit(image: np.ndarray, values: np.ndarray, top: float = 1.0) -> np.ndarray:
+def lit(image: np.ndarray, values: np.ndarray, top: float = TOP) -> np.ndarray:
     """As in the paper: the image, lit where the map is high."""
     base = enlarged(image)
     mask = stretched((values / max(float(np.quantile(values, top)), 1e-12)).clip(0, 1), base.shape[:2])
     return (base * mask[..., None]).round().astype(np.uint8)
 
 
-def overlay(image: np.ndarray, values: np.ndarray, strength: float = 0.8, top: float = 1.0) -> np.ndarray:
+def overlay(image: np.ndarray, values: np.ndarray, strength: float = 0.8, top: float = TOP) -> np.ndarray:
     """An image (H W 3 uint8) under a map (h w): strength 0 shows the image alone, 1 the map most."""
     base = enlarged(image) / 255
     level = stretched(levels(values, top), base.shape[:2]).clip(0, 1)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from vitkit.figures.style import GREY, INK, MARK, WIDTH, Axes, AxesImage, Figure, new_figure, short
+from vitkit.figures.style import GREY, INK, MARK, WIDTH, Axes, AxesImage, Figure, new_figure, short, wrapped
 
 DASHED = (0, (4, 3))
 GAP = 0.07  # between tiles
+Side = Literal["left", "center"]
 
 
 def bare(axes: Axes) -> None:
@@ -17,11 +19,11 @@ def bare(axes: Axes) -> None:
     axes.spines[:].set_visible(False)
 
 
-def show(axes: Axes, image: np.ndarray, text: str = "", colour: str = GREY) -> None:
+def show(axes: Axes, image: np.ndarray, text: str = "", colour: str = GREY, side: Side = "center") -> None:
     """An image with a line below it."""
     bare(axes)
     axes.imshow(image)
-    below(axes, text, colour)
+    below(axes, text, colour, side)
 
 
 def heatmap(axes: Axes, values: np.ndarray, low: float, high: float, colours: str = "viridis") -> AxesImage:
@@ -30,8 +32,8 @@ def heatmap(axes: Axes, values: np.ndarray, low: float, high: float, colours: st
     return axes.imshow(values, cmap=colours, vmin=low, vmax=high)
 
 
-def below(axes: Axes, text: str, colour: str = GREY) -> None:
-    axes.set_xlabel(text, fontsize=9, color=colour, labelpad=2)
+def below(axes: Axes, text: str, colour: str = GREY, side: Side = "center") -> None:
+    axes.set_xlabel(text, fontsize=9, color=colour, labelpad=2, loc=side)
 
 
 def mark(axes: Axes, patch: tuple[int, int], grid: tuple[int, int], size: tuple[int, ...]) -> None:
@@ -86,13 +88,19 @@ def new_tiles(
 
 
 def image_rows(rows: Sequence[Sequence[np.ndarray]], columns: Sequence[str], labels: Sequence[Sequence[str]]) -> Figure:
-    """Rows of images (each H W 3) under named columns; `labels` has the lines below the first images of each row."""
-    across = len(columns)
-    figure, axes = new_tiles(len(rows) * across, across, rows[0][0].shape, top=0.24, below=0.19)
-    for places, row, texts in zip(axes.reshape(-1, across), rows, labels, strict=False):
+    """Rows of images (each H W 3) under named columns; `labels` has the lines below the first images of each row.
+
+    The first of them is a name and never cut: it takes as many lines as it needs, each as wide as the row where
+    nothing stands beside it.
+    """
+    across, alone = len(columns), all(len(texts) < 2 for texts in labels)
+    names = [wrapped(texts[0], 84 if alone else round(66 / across)) if texts else "" for texts in labels]
+    below = 0.06 + 0.135 * max((name.count("\n") + 1 for name in names), default=1)
+    figure, axes = new_tiles(len(rows) * across, across, rows[0][0].shape, top=0.24, below=below)
+    for places, row, name, texts in zip(axes.reshape(-1, across), rows, names, labels, strict=False):
         for c, (place, panel) in enumerate(zip(places, row, strict=True)):
-            text = texts[c] if c < len(texts) else ""
-            show(place, panel, short(text, round(78 / across), middle=c == 0))  # names differ at their ends
+            text = short(texts[c], round(78 / across)) if 0 < c < len(texts) else ""
+            show(place, panel, text if c else name, side="left" if alone else "center")
     for place, name in zip(axes, columns, strict=False):
         place.set_title(short(name, round(80 / across)), pad=4)
     return figure

@@ -85,13 +85,15 @@ def save(figure: Figure, stem: Path, title: str, alt: str) -> str:
 
 
 def save_png(figure: Figure, path: Path, title: str, alt: str) -> None:
-    """The figure with its finding above it."""
+    """The figure with its finding above it, as PNG or, where the name of the file says so, as SVG."""
     title, alt = printable(title), printable(alt)
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(title, round(10.4 * width))
     top = 1 + (LINE_HEIGHT * len(lines) + 0.1) / height
     figure.text(0, top, "\n".join(lines), va="top", fontsize=11, fontweight="bold", gid="finding")
-    write_bytes(path, _rendered(figure, "png", {"Title": title, "Description": alt, "Software": None}))
+    about: dict[str, str | None] = {"Title": title, "Description": alt, "Software": None}
+    kind = "svg" if path.suffix.lower() == ".svg" else "png"
+    write_bytes(path, _rendered(figure, kind, {"Title": title, "Date": None} if kind == "svg" else about))
 
 
 def _rendered(figure: Figure, kind: str, about: dict[str, str | None]) -> bytes:
@@ -141,6 +143,16 @@ def short(text: str, limit: int = 18, middle: bool = False) -> str:
     text = printable(" ".join(text.split()))
     end = (limit - 1) // 2 if middle else 0
     return text if len(text) <= limit else text[: limit - 1 - end] + "…" + text[len(text) - end :]
+
+
+def wrapped(text: str, width: int) -> str:
+    """All of a name, in lines of at most `width` characters, broken at spaces, dashes and underscores where it can."""
+    lines, rest = [], printable(" ".join(text.split()))
+    while len(rest) > width:
+        cut = max(rest.rfind(mark, width // 3, width) for mark in " -_.") + 1 or width
+        lines.append(rest[:cut])
+        rest = rest[cut:]
+    return "\n".join([*lines, rest])
 
 
 def percent(share: float) -> str:

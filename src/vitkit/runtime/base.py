@@ -35,7 +35,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration: how a model is run. threads None: the runtime's own choice."""
+    """A configuration: how a model is run. threads None: as many as PyTorch takes here, whatever the runtime."""
 
     runtime: str = "eager"
     int8: bool = False
@@ -82,6 +82,11 @@ class Runtime(ABC):
     @abstractmethod
     def compute(self, images: Tensor) -> Tensor:
         """`run` for images that are on `device`."""
+
+
+def thread_count(wanted: int | None) -> int:
+    """The same for every runtime, or they could not be compared: what PyTorch takes of this process's cores."""
+    return wanted or torch.get_num_threads()
 
 
 def build(model: nn.Module, choice: Choice, calibration: Calibration | None = None) -> Runtime:

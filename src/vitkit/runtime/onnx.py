@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.runtime.base import Choice, Runtime, Spec, config_of, example_of, prepared
+from vitkit.runtime.base import Choice, Runtime, Spec, config_of, example_of, prepared, thread_count
 from vitkit.runtime.seal import checked, seal
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Onnx(Runtime):
     def __init__(self, file: Path | bytes, name: str = "onnx", threads: int | None = None) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
-        options.intra_op_num_threads = threads or 0  # 0: its own choice
+        options.intra_op_num_threads = thread_count(threads)
         what = "the exported model" if isinstance(file, bytes) else str(file)
         try:
             content = file if isinstance(file, bytes) else checked(file)[0]  # in memory: no other file is read

@@ -16,7 +16,7 @@ from openvino import Model
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.runtime.base import Choice, Runtime, Spec, example_of, prepared
+from vitkit.runtime.base import Choice, Runtime, Spec, example_of, prepared, thread_count
 from vitkit.runtime.seal import checked, seal
 
 _PLACE = "vitkit"  # where our words are in the file's own information
@@ -26,10 +26,10 @@ class OpenVino(Runtime):
     """An .xml file with its .bin, or a model in memory."""
 
     def __init__(self, model: Model | str | Path, name: str = "openvino", threads: int | None = None) -> None:
-        # One batch at a time, by all threads; and not in half precision behind our back.
-        options: dict[str, str | int] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-        if threads:
-            options["INFERENCE_NUM_THREADS"] = threads
+        # One batch at a time, by all threads; and not in half precision behind our back. Left to itself OpenVINO counts
+        # the cores of the machine: it would ignore OMP_NUM_THREADS, and leave out the second thread of each core.
+        options: dict[str, str | int | bool] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+        options |= {"INFERENCE_NUM_THREADS": thread_count(threads), "NUM_STREAMS": 1, "ENABLE_HYPER_THREADING": True}
         try:
             if isinstance(model, (str, Path)):  # read, not mapped: the model owns its weights
                 graph, weights = checked(Path(model), Path(model).with_suffix(".bin"))

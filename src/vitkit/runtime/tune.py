@@ -1,7 +1,8 @@
 """Try every runtime that is here, in every precision, with more and less merging; keep the fastest that is accurate.
 
 First the speed of every configuration at one batch size. Then, from the fastest to the slowest, its accuracy; the
-first that loses little enough is the winner: nothing slower can beat it. At last its batch sizes and threads.
+first that loses little enough is the winner: nothing slower can beat it. At last its batch sizes and threads. What is
+measured is kept at once (`kept.py`), so that a search which is killed continues where it was.
 
 What was found is kept beside the model: `model.safetensors.tuned/` or `run-folder/tuned/`. It counts only for the same
 weights on the same kind of machine; otherwise PyTorch runs the model, and a note says why.
@@ -16,7 +17,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import product
 from pathlib import Path
 
@@ -24,12 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, VitkitError
-from vitkit.io import cache_folder, canonical, dumps, parse_json, replacing_folder, sha256
+from vitkit.io import cache_folder, canonical, dumps, read_json, replacing_folder, sha256
 from vitkit.model.base import VisionModel
 from vitkit.model.config import ViTConfig
 from vitkit.progress import SILENT, Progress
-from vitkit.runtime.base import Calibration, Choice, Runtime, build, config_of
+from vitkit.runtime.base import Calibration, Choice, Runtime, build, config_of, thread_count
 from vitkit.runtime.export import written
+from vitkit.runtime.kept import Kept, Row, digest_of_images, versions
 from vitkit.runtime.table import FORMATS, RUNTIMES
 from vitkit.runtime.verify import Check, Images, compare_outputs, outputs_of
 from vitkit.world import accelerators
@@ -37,27 +39,10 @@ from vitkit.world import accelerators
 FEWEST = 20  # images; fewer say nothing about int8 and merging, which are then not chosen
 _BATCH = 8  # for throughput, while configurations are compared
 _SIZES = (1, 4, 8, 16, 32)
+_MAKING = {"eager": 0.1, "compiled": 45.0, "onnx": 4.0, "openvino": 5.0}  # seconds, roughly, until the first is known
+_MEASURING = 0.7  # the share of a budget for speeds; the rest is for accuracy and batch sizes
+_OUT_OF_TIME = "left out: --budget"
 _FILE = "tuned.json"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One configuration. Empty fields were not needed, or `problem` says why they are empty."""
-
-    choice: Choice
-    speed: float | None = None  # img/s
-    ratio: float | None = None  # to PyTorch as it is, at the same batch size
-    check: Check | None = None
-    problem: str | None = None
-
-    def cells(self) -> dict[str, str]:
-        """What people read, with the keys of version 0.1."""
-        speed = (self.problem or "") if self.speed is None else f"{self.speed:.1f}"
-        ratio = "" if self.ratio is None else f"{self.ratio:.2f}x"
-        right = "" if self.check is None else self.check.text(self.check.score)
-        batch, threads = str(self.choice.batch_size), str(self.choice.threads or "all")
-        how = {"way": self.choice.name, "batch": batch, "threads": threads}
-        return {**how, "images_per_second": speed, "ratio": ratio, "right": right}
 
 
 @dataclass(frozen=True)
@@ -67,6 +52,8 @@ class Tuned:
     images: str
     labelled: bool
     device: str
+    count: int = 0  # of the images
+    max_drop: float = 0.0
 
     @property
     def score_words(self) -> str:
@@ -107,18 +94,29 @@ def tune(
     calibration: Calibration | None = None,
     seconds: float = 1.0,
     progress: Progress = SILENT,
+    budget: float | None = None,
+    kept: Path | None = None,
+    check_all: bool = False,
 ) -> Tuned:
-    """`max_drop` is of the accuracy (R2, for values), or of the agreement where there are no labels."""
+    """`max_drop` is of the accuracy (R2, for values), or of the agreement where there are no labels.
+
+    budget     seconds for all of it: what does not fit is left out, the likeliest winners come first
+    kept       a file for what was measured, from which a search that was killed continues
+    check_all  also the accuracy of what is slower than the winner, for a figure
+    """
     if not model.config.classes:
         raise ConfigError("the model has no classifier (classes=0), so no configuration has an accuracy")
-    search = _Search(model, images, calibration, seconds, progress)
+    about: dict[str, object] = {"model": digest_of(model)}
+    about |= {"images": digest_of_images(images), "machine": machine(), **versions()}
+    about |= {"seconds": seconds, "threads": thread_count(None), "calibrated": calibration is not None}
+    about |= {"device": next(model.parameters()).device.type}
+    search = _Search(model, images, calibration, seconds, progress, Kept(kept, about, model), budget, check_all)
     size = 1 if latency else min(_BATCH, len(images))
     kinds = kinds or [name for name, row in RUNTIMES.items() if row.usable()]
-    choices = list(configurations(model, kinds, size, calibration is not None))
-    for choice in progress.track(choices, "measuring"):
-        search.measure(choice)
+    search.measure_all(list(configurations(model, kinds, size, calibration is not None)))
     winner = search.refined(search.first_accurate(max_drop), latency)
-    return Tuned(search.rows, winner, images.name, images.labels is not None, next(model.parameters()).device.type)
+    device = next(model.parameters()).device.type
+    return Tuned(search.rows, winner, images.name, images.labels is not None, device, len(images), max_drop)
 
 
 @dataclass
@@ -130,8 +128,12 @@ class _Search:
     calibration: Calibration | None
     seconds: float
     progress: Progress
+    kept: Kept
+    budget: float | None = None
+    check_all: bool = False
     rows: list[Row] = field(default_factory=list)
     opened: tuple[Choice, Runtime] | None = None  # one at a time: each holds all weights
+    started: float = field(default_factory=time.perf_counter)
 
     def open(self, choice: Choice) -> Runtime:
         if self.opened is None or self.opened[0] != choice:
@@ -142,43 +144,110 @@ class _Search:
     def outputs(self, choice: Choice) -> Tensor:
         return outputs_of(self.open(choice), self.images, self.model.config, choice.batch_size)
 
+    @cached_property
+    def expected(self) -> Tensor:
+        """Outputs of the model itself."""
+        return outputs_of(build(self.model, Choice()), self.images, self.model.config, _BATCH)
+
     def speeds(self, runtimes: dict[str, Runtime], size: int) -> dict[str, float]:
         return images_per_second(runtimes, next(self.images.batches(self.model.config, size)), self.seconds)
 
-    def add(self, row: Row) -> Row:
+    def late(self, share: float = 1.0, more: float = 0.0) -> bool:
+        """Whether `more` seconds do not fit into this share of the budget."""
+        return self.budget is not None and time.perf_counter() - self.started + more > share * self.budget
+
+    def add(self, row: Row, place: str = "") -> Row:
         self.rows.append(row)
-        self.progress.note("  ".join(row.cells().values()))
+        self.progress.note(f"{place}  {row.words}".lstrip())
         return row
 
-    def measure(self, choice: Choice) -> None:
+    # --- speed ---------------------------------------------------------------------------------------
+
+    def measure_all(self, choices: list[Choice]) -> None:
+        known = [choice for choice in choices if choice in self.kept.rows]
+        again = f", {len(known)} of them measured before" if known else ""
+        self.progress.note(f"{len(choices)} configurations{again}: about {in_words(self.remaining(choices))}")
+        for number, choice in enumerate(choices, start=1):
+            if choice in self.kept.rows:
+                self.add(self.kept.rows[choice], f"[{number}/{len(choices)}, kept]")
+            elif self.late(_MEASURING, self.expected_seconds(choice)) and any(row.ratio for row in self.rows):
+                self.add(Row(choice, problem=_OUT_OF_TIME))
+            else:
+                self.kept.add(self.measure(choice))
+                left = in_words(self.remaining(choices[number:]))
+                last = number == len(choices)
+                self.add(self.kept.rows[choice], f"[{number}/{len(choices)}{'' if last else f', about {left} left'}]")
+            self.progress.update("measuring", number, len(choices))
+
+    def remaining(self, choices: list[Choice]) -> float:
+        """Seconds, and no more than the budget has left."""
+        todo = [choice for choice in choices if choice not in self.kept.rows]
+        total = sum(map(self.expected_seconds, todo))
+        passes = (len(todo) if self.check_all and not self.kept.rows else 0) + 3  # over the images, for accuracy
+        total += passes * self.batch_seconds * len(self.images) / _BATCH
+        over = float("inf") if self.budget is None else self.budget - (time.perf_counter() - self.started)
+        return max(0.0, min(total, over))
+
+    def expected_seconds(self, choice: Choice) -> float:
+        """What configurations of the same runtime took, or a rough guess where there was none yet."""
+        took = [row.seconds for row in self.kept.rows.values() if row.choice.runtime == choice.runtime]
+        rough = 2 * self.seconds + 8 * self.batch_seconds + _MAKING.get(choice.runtime, 5.0)
+        return sum(took) / len(took) if took else rough
+
+    @cached_property
+    def batch_seconds(self) -> float:
+        """Of PyTorch as it is, for a batch: the second one, for the first allocates."""
+        eager, batch = build(self.model, Choice()), next(self.images.batches(self.model.config, _BATCH))
+        eager.run(batch)
+        before = time.perf_counter()
+        eager.run(batch)
+        return time.perf_counter() - before
+
+    def measure(self, choice: Choice) -> Row:
         """Beside PyTorch as it is, in turns: the ratio holds also when the machine is busy."""
+        before = time.perf_counter()
         try:
             speeds = self.speeds({"it": self.open(choice), "eager": build(self.model, Choice())}, choice.batch_size)
-            self.add(Row(choice, speeds["it"], speeds["it"] / speeds["eager"]))
+            check = self.check(choice) if self.check_all else None
+            took = time.perf_counter() - before
+            return Row(choice, speeds["it"], speeds["it"] / speeds["eager"], check, seconds=took)
         except (VitkitError, RuntimeError) as e:
-            self.add(Row(choice, problem=str(e).splitlines()[0][:100]))
+            return Row(choice, problem=str(e).splitlines()[0][:100], seconds=time.perf_counter() - before)
+
+    # --- accuracy ------------------------------------------------------------------------------------
+
+    def check(self, choice: Choice) -> Check:
+        return compare_outputs(self.model, self.expected, self.outputs(choice), self.images, exact=False)
+
+    def checked(self, place: int) -> Check:
+        row = self.rows[place]
+        if row.check is None:
+            row = self.rows[place] = replace(row, check=self.check(row.choice))
+            self.kept.add(row)
+        assert row.check is not None
+        return row.check
 
     def first_accurate(self, max_drop: float) -> Row:
         enough = len(self.images) >= FEWEST
         usable = [i for i, row in enumerate(self.rows) if row.ratio is not None and (enough or row.choice.exact)]
-        expected = self.outputs(Choice(batch_size=_BATCH))
         for i in sorted(usable, key=lambda i: -(self.rows[i].ratio or 0)):
-            outputs = self.outputs(self.rows[i].choice)
-            check = compare_outputs(self.model, expected, outputs, self.images, exact=False)
-            self.rows[i] = replace(self.rows[i], check=check)
-            if check.drop <= max_drop + 1e-9:
+            row = self.rows[i]
+            if self.late() and row.check is None and not row.choice.exact:
+                continue  # what computes the same needs no proof that it is accurate enough
+            self.progress.note(f"accuracy of {row.choice.name} ...")
+            if self.checked(i).drop <= max_drop + 1e-9:
                 return self.rows[i]
         raise ConfigError("no runtime could run the model; `vitkit predict --runtime eager` says why")
 
     def refined(self, winner: Row, latency: bool) -> Row:
         """Other batch sizes (for throughput) and numbers of threads; neither changes an answer."""
-        cores = os.cpu_count() or 1
+        cores = thread_count(None)
         sizes = [winner.choice.batch_size] if latency else [s for s in _SIZES if s <= len(self.images)]
         best = winner
         for threads in (None, *([cores // 2] if cores > 2 else [])):
-            runtime = self.open(replace(winner.choice, threads=threads))
             choices = (replace(winner.choice, batch_size=size, threads=threads) for size in sizes)
-            for choice in (c for c in choices if c != winner.choice):
+            for choice in (c for c in choices if c != winner.choice and not self.late()):
+                runtime = self.open(replace(winner.choice, threads=threads))
                 speed = self.speeds({"it": runtime}, choice.batch_size)["it"]
                 row = self.add(Row(choice, speed, check=winner.check))
                 if speed > (best.speed or 0) * 1.03:  # less is noise
@@ -186,19 +255,26 @@ class _Search:
         return best
 
 
+def in_words(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
 def images_per_second(runtimes: dict[str, Runtime], images: Tensor, seconds: float) -> dict[str, float]:
-    """Interleaved, so that a disturbance meets all alike; the fastest call of each, the least disturbed, counts."""
-    best = dict.fromkeys(runtimes, float("inf"))
+    """Interleaved, so that a disturbance meets all alike; the fastest call of each, the least disturbed, counts.
+
+    On a busy machine it takes longer (up to five times): until another call was nearly as fast.
+    """
+    best = {name: [float("inf")] * 2 for name in runtimes}  # the two fastest calls, in seconds
     for runtime in runtimes.values():
         runtime.run(images)  # the first call allocates, and may compile
-    start, rounds = time.perf_counter(), 0
-    while rounds < 3 or time.perf_counter() - start < seconds * len(runtimes):
+    start, rounds, spent, limit = time.perf_counter(), 0, 0.0, seconds * len(runtimes)
+    while rounds < 3 or spent < limit or (spent < 5 * limit and any(b > 1.1 * a for a, b in best.values())):
         for name, runtime in runtimes.items():
             before = time.perf_counter()
             runtime.run(images)
-            best[name] = min(best[name], time.perf_counter() - before)
-        rounds += 1
-    return {name: len(images) / t for name, t in best.items()}
+            best[name] = sorted([*best[name], time.perf_counter() - before])[:2]
+        rounds, spent = rounds + 1, time.perf_counter() - start
+    return {name: len(images) / fastest for name, (fastest, _) in best.items()}
 
 
 # --- what was found, kept beside the model --------------------------------------------------------------
@@ -248,6 +324,12 @@ def tuned_folder(source: str | Path) -> Path | None:
     return path.with_name(f"{path.name}.tuned") if path.is_file() else None
 
 
+def kept_file(source: str | Path) -> Path | None:
+    """Where a search keeps what it has measured, until it is finished."""
+    folder = tuned_folder(source)
+    return None if folder is None else folder.with_name(f"{folder.name}.measured.json")
+
+
 def store(source: str | Path, model: VisionModel, found: Tuned, calibration: Calibration | None) -> Path | None:
     """Keep a choice, and the model exported for it, so that it is not made again at every start; all or nothing."""
     folder = tuned_folder(source)
@@ -261,6 +343,8 @@ def store(source: str | Path, model: VisionModel, found: Tuned, calibration: Cal
             written(model, choice.runtime, path, choice.spec(calibration))
         files = {path.name: sha256(path) for path in sorted(new.iterdir())}
         (new / _FILE).write_text(dumps({**about, "files": files}, indent=1), encoding="utf-8")
+    if (measured := kept_file(source)) is not None:
+        measured.unlink(missing_ok=True)
     return folder
 
 
@@ -293,7 +377,7 @@ def check_choice(choice: Choice) -> None:
 def _choice(model: nn.Module, folder: Path) -> Choice | str:
     """What is stored, or why it cannot be used."""
     try:
-        about = parse_json((folder / _FILE).read_text(encoding="utf-8"))
+        about = read_json(folder / _FILE)
         choice, where, what = Choice(**about["choice"]), about["machine"], about["model"]
         device = about["report"].get("device")  # files of version 0.1 do not say
         other = [name for name, digest in about.get("files", {}).items() if sha256(folder / name) != digest]
