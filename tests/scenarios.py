@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -14,8 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 import vitkit
+from vitkit.curation import build_index
+from vitkit.curation.clean import COLUMNS
 from vitkit.training.log import read
 
 SMALL = {"depth": 1, "width": 16, "heads": 1, "mlp_width": 16, "classes": 2}
@@ -36,6 +40,7 @@ class Scenario:
     again: Callable[[Path, list[str]], list[str]] = lambda folder, arguments: arguments  # after a failure
     together: bool = True  # all files of the output change at once
     gone: bool = False  # the old output may be gone (never mixed with the new) when a kill hits
+    success: int = 0  # exit code of a command that did all; 1 when it found something
 
 
 def resumed(folder: Path, arguments: list[str]) -> list[str]:
@@ -48,7 +53,12 @@ def continued(folder: Path, arguments: list[str]) -> list[str]:
     return [*(a for a in arguments if a != "--force"), "--resume"] if pieces else arguments
 
 
-TRAIN = "train set.npz --init new.safetensors --steps 4 --batch-size 16 --set evaluations=2 --out run --set log_every=1"
+def swept(folder: Path, arguments: list[str]) -> list[str]:
+    return [*arguments, "--resume"] if (folder / "sw" / "sweep.json").exists() else arguments
+
+
+SHORT = "--steps 4 --batch-size 16 --set evaluations=2 --out run --set log_every=1"
+TRAIN = f"train set.npz --init new.safetensors {SHORT}"
 SCENARIOS = {
     "train": Scenario(TRAIN, ("run",), resumed, together=False),
     "evaluate": Scenario("evaluate new.safetensors set.npz --out ev", ("ev",)),
@@ -64,6 +74,18 @@ SCENARIOS = {
     "data show": Scenario("data show set.npz --rows 2 --out s.png", ("s.png",)),
     "data check": Scenario("data check set.npz --out s.png", ("s.png",)),
     "tune": Scenario("tune new.safetensors --runtimes onnx --seconds 0", ("new.safetensors.tuned",)),
+    "pretrain": Scenario(f"pretrain set.npz --init new.safetensors {SHORT}", ("run",), resumed, together=False),
+    "sweep": Scenario(
+        "sweep set.npz --set lr=1e-3,2e-3 --set init=new.safetensors --set steps=2 --set batch_size=16 --out sw",
+        ("sw",),
+        swept,
+        together=False,
+    ),
+    "index": Scenario("index new-pics --model new.safetensors --out ix --force --batch-size 4", ("ix",)),
+    "search": Scenario("search new-pics.index new-pics/a/0.png --out hits.csv", ("hits.csv",)),
+    "data clean": Scenario("data clean new-pics --workers 0 --out cl", ("cl",), success=1),
+    "data apply": Scenario("data apply new-cl/issues.csv --to list.csv", ("list.csv",)),
+    "data map": Scenario("data map new-pics.index --out map.html", ("map.html",)),
     "study": Scenario("study dropout --data tiny.npz --steps 1 --seeds 1 --out st", ("st/dropout",)),
 }
 
@@ -79,7 +101,23 @@ def make_base(folder: Path) -> Path:
     np.savez(folder / "tiny.npz", **arrays, x_test=images[40:], y_test=labels[40:])
     for name in ("old", "new"):
         vitkit.save(vitkit.create("vit-8px/2", channels=1, **SMALL), folder / f"{name}.safetensors")
+        make_pictures(folder, name, images)
     return folder
+
+
+def make_pictures(folder: Path, name: str, images: np.ndarray) -> None:
+    """A folder of files, other ones for each name, with its index and issues that were found in it."""
+    set_, few = folder / f"{name}-pics", 12
+    for number, pixels in enumerate(images[: 2 * few] if name == "old" else images[-2 * few :]):
+        path = set_ / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.squeeze(2)).resize((40, 40)).save(path)
+    (folder / f"{name}-cl").mkdir()
+    rows = f"{','.join(COLUMNS)}\n{name}-pics/a/0.png,label,,a,b,1,\n{name}-pics/b/1.png,junk,,b,drop,1,\n"
+    (folder / f"{name}-cl" / "issues.csv").write_text(rows)
+    (folder / f"{name}-cl" / "clean.json").write_text(json.dumps({"data": f"{name}-pics"}))
+    with contextlib.chdir(folder):
+        build_index(f"{name}-pics")
 
 
 def content(path: Path) -> object:
@@ -93,7 +131,8 @@ def content(path: Path) -> object:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             assert archive.testzip() is None
             return sorted((i.filename.split("/", 1)[-1], i.CRC) for i in archive.infolist() if path.suffix == ".npz")
-    if path.suffix in (".onnx", ".xml", ".bin", ".md", ".csv") and path.stem not in ("p", "bad-files"):
+    tables = ("p", "bad-files", "hits", "list", "issues")
+    if path.suffix in (".onnx", ".xml", ".bin", ".md", ".csv") and path.stem not in tables:
         return len(data) > 0  # times, or names that a tracer counts
     return hashlib.sha256(data).hexdigest()
 
@@ -101,7 +140,7 @@ def content(path: Path) -> object:
 def state(folder: Path, outputs: tuple[str, ...]) -> Files:
     """All finished files of the outputs; hidden ones are leftovers, and checked by `leftovers`."""
     paths = [p for name in outputs for p in [folder / name, *(folder / name).rglob("*")] if p.is_file()]
-    skipped = ("checkpoints", "events.out")  # how many there are depends on when they were written
+    skipped = ("checkpoints", "events.out", "attempts", "stacks")  # they depend on when they were written
     return {
         str(p.relative_to(folder)): content(p)
         for p in paths

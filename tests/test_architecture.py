@@ -15,7 +15,8 @@ import vitkit
 SOURCE = Path(vitkit.__file__).parent
 LAYERS = [  # lower lines may be imported by higher ones; siblings on one line do not see each other
     {"cli", "__main__"},
-    {"api"},
+    {"api", "sklearn", "hub"},
+    {"ray", "spark"},
     {"web"},
     {"study"},
     {"plan"},
@@ -28,6 +29,7 @@ LAYERS = [  # lower lines may be imported by higher ones; siblings on one line d
     {"tasks"},
     {"checkpoints", "data"},
     {"model"},
+    {"storage"},
     {"world", "io", "locks", "progress"},
     {"display"},
     {"errors"},
@@ -165,7 +167,7 @@ HEAVY = {
     "einops",
 }
 HEAVY |= {"onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "fastapi", "uvicorn", "starlette"}
-HEAVY |= {"prometheus_client"}
+HEAVY |= {"prometheus_client", "fsspec", "aiohttp", "ray", "pandas"}
 LATE_IN = {"vitkit", "cli", "__main__", "api"}  # free to import late
 
 
@@ -260,8 +262,8 @@ def test_the_graph_sees_late_imports_and_circles() -> None:
 
 # --- how large it may grow ---------------------------------------------------------------------------
 
-LIMITS = {  # they may only become lower; lines have risen with the index of a data set, with what kills could lose
-    "lines of src": 33_600,  # and with pre-training, the map, search, label errors, config files, results that show
+LIMITS = {  # they may only become lower; lines have risen with pre-training, the map, search and label errors, with
+    "lines of src": 41_000,  # storage behind URLs, the index of shards, Ray, failures of nodes, trackers, hub, sklearn
     "times the word Any": 40,
     "lines of nine functions in ten": 20,
     "lines of the longest file": 400,

@@ -47,3 +47,11 @@ def test_every_peer_builds_the_same_shape(script: str, tmp_path: Path) -> None:
     found = run(script, tmp_path, "--only", "mu", "--batch", "2")
     systems = [row["system"] for row in found["rows"]]
     assert systems == ["vitkit", "timm", "huggingface", "torchvision", "vit-pytorch"]
+
+
+@pytest.mark.slow
+def test_shards_are_read_by_one_rank_each(tmp_path: Path) -> None:
+    found = run("shards.py", tmp_path)
+    epochs = [row for row in found["rows"] if "shards opened" in row]
+    assert [(row["shards opened"], row["shards opened by more than one rank"]) for row in epochs] == [(200, 0)] * 3
+    assert {row["samples"] for row in epochs} == {20_000 // 256 * 256}

@@ -16,8 +16,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
-RUN = [page for page in PAGES if page.name != "README.zh-CN.md"]  # its code is README.md's
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/zh/*.md"))]
+CHINESE = {ROOT / "README.zh-CN.md": ROOT / "README.md"}  # page -> the English one whose code it has
+CHINESE |= {page: ROOT / "docs" / page.name for page in sorted(ROOT.glob("docs/zh/*.md"))}
+LONG = ("tutorial-", "cookbook", "from-")  # pages that train several times
+
+
+def to_run() -> list:
+    pages = [page for page in PAGES if page not in CHINESE]
+    return [pytest.param(p, marks=pytest.mark.slow) if p.name.startswith(LONG) else p for p in pages]
+
+
+ELSEWHERE = ("conda", "docker", "export", "kubectl", "pipx", "ray", "sbatch", "sky")  # named in the docs, never run
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.M | re.S)
 
 
@@ -44,6 +54,13 @@ def stage(folder: Path) -> None:
     torch.manual_seed(0)
     model = randomize(vitkit.create("mu", classes=2))
     vitkit.save(model, folder / "model.safetensors", class_names=("cats", "dogs"))
+
+
+def bring_peers() -> None:
+    """Pages about moving here import other libraries, and torchvision cannot be imported beside every torch."""
+    import peers
+
+    peers.import_torchvision()
 
 
 def vitkit_command(words: list[str], run: bool) -> None:
@@ -80,15 +97,18 @@ def check_command(line: str, run: bool) -> None:
         for extra in extras.group(1).split(",") if extras else ():
             assert re.search(rf"^{extra} = ", known, re.M), f"no extra {extra!r}"
     else:
-        assert words[0] in ("git", "cd", "python", "ls"), f"unknown command in the docs: {line}"
+        assert words[0] in ("git", "cd", "python", "ls") or (words[0] in ELSEWHERE and not run), (
+            f"unknown command in the docs: {line}"
+        )
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", to_run(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [b for b in blocks(page) if b[0] in ("python", "console")]
     if not found:
         return
     stage(tmp_path)
+    bring_peers()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "argv", ["vitkit"])
@@ -111,30 +131,67 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
-CHINESE = ROOT / "README.zh-CN.md"
+# --- coming from another library: left column theirs, right column ours --------------------------------
+
+TABLE = re.compile(r"^\| ([^|\n]+) \| vitkit \|\n\|---\|---\|\n((?:\|.*\n)+)", re.M)
+ROW = re.compile(r"^\| (.+?) \| (.+?) \|$", re.M)
+INSTALLED = ("timm", "transformers", "torchvision", "vit-pytorch")  # a left column of theirs is run, another is not
 
 
-def test_chinese_readme_is_in_step() -> None:
+def run_cell(cell: str, names: dict) -> bool:
+    """A cell that is one piece of code is run, or checked if it is a command; other cells are words."""
+    code = cell.strip("`") if re.fullmatch(r"`[^`]+`", cell) else ""
+    if code.startswith(("vitkit ", "torchrun ")):
+        check_command(code, run=False)
+    elif code:
+        exec(compile(code, code, "exec"), names)
+    return bool(code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/from-*.md")), ids=lambda p: p.stem)
+def test_both_columns_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    bring_peers()
+    monkeypatch.chdir(tmp_path)
+    left, right = ({"torch": torch, "images": torch.randn(2, 3, 96, 96)} for _ in range(2))
+    run = 0
+    for library, rows in TABLE.findall(page.read_text(encoding="utf-8")):
+        for theirs, ours in ROW.findall(rows):
+            run += run_cell(theirs, left) if library in INSTALLED else 0
+            run += run_cell(ours, right)
+    assert run > 5
+
+
+# --- the pages in Chinese ------------------------------------------------------------------------------
+
+
+def prose(page: Path) -> str:
+    return re.sub(BLOCK, "", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_chinese_pages_are_in_step(page: Path) -> None:
     """Same headings in number, same code but for the comments."""
-    english, chinese = ROOT / "README.md", CHINESE
+    english = CHINESE[page]
 
     def code(page: Path) -> list[tuple[str, str, str]]:
-        return [(kind, flags, re.sub(r" +#.*", "", text)) for kind, flags, text in blocks(page)]
+        found = [block for block in blocks(page) if block[0] in ("python", "console")]
+        return [(kind, flags, re.sub(r" +#.*", "", text)) for kind, flags, text in found]
 
-    assert code(english) == code(chinese)
-    headings = [
-        re.findall(r"^(#+) ", re.sub(BLOCK, "", p.read_text(encoding="utf-8")), re.M) for p in (english, chinese)
-    ]
+    assert code(english) == code(page)
+    headings = [re.findall(r"^(#+) ", prose(p), re.M) for p in (english, page)]
     assert headings[0] == headings[1]
 
 
-def test_chinese_readme_is_chinese() -> None:
-    """Comments in its code are Chinese, and no line ends inside a sentence: that would become a stray space."""
-    for _, _, code in blocks(CHINESE):
+@pytest.mark.parametrize("page", CHINESE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_chinese_pages_are_chinese(page: Path) -> None:
+    """Comments in their code are Chinese, and no line ends inside a sentence: that would become a stray space."""
+    for _, _, code in blocks(page):
         for comment in re.findall(r" +# (.*)", code):
             assert re.search(r"[\u4e00-\u9fff]", comment), f"{comment!r} is not Chinese"
-    text = re.sub(BLOCK, "", CHINESE.read_text(encoding="utf-8"))
-    broken = re.findall(r"^(?![|#!<\-\[*]).*[^。：）)\s]\n(?=[^\n|#<*\-])", text, re.M)
+    broken = re.findall(r"^(?![|#!<\-\[*]).*[^。：）)\s]\n(?=[^\n|#<*\-])", prose(page), re.M)
     assert not broken, f"a sentence is broken over lines: {broken}"
 
 

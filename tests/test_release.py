@@ -103,18 +103,22 @@ def test_tables_of_the_readme_are_those_of_the_results() -> None:
         assert tables.put(text, tables.made(tables.RESULTS, language)) == text, "run `make tables`"
 
 
-def test_tables_tolerate_missing_results(tmp_path: Path) -> None:
+def test_tables_are_of_one_run(tmp_path: Path) -> None:
+    """Only what the last `make bench` measured has a table, under one line about machine, commit and day."""
     tables = load_script(ROOT / "benchmarks" / "tables.py")
     assert tables.made(tmp_path, 0) == ""
-    row = {"model": "mu", "batch": 8, "ratio_to_best_peer": 0.5}
+    row = {"model": "mu", "batch": 8, "ratio_to_best_peer": 0.5, "ratio_quartiles": [0.4, 0.6]}
     rows = [
         row | {"system": "vitkit", "images_per_second": 10.0},
         row | {"system": "timm", "images_per_second": 20.0},
     ]
-    found = {"machine": {"cpu": "slow", "threads": 1, "date": "2026-01-01"}, "rows": rows}
-    (tmp_path / "forward.json").write_text(json.dumps(found))
+    machine = {"cpu": "slow", "threads": 1, "date": "2026-01-01", "commit": "abc", "packages": {"torch": "2"}}
+    (tmp_path / "forward.json").write_text(json.dumps({"machine": machine, "rows": rows}))
+    (tmp_path / "plan.json").write_text("of an earlier run")
+    (tmp_path / "bench.json").write_text(json.dumps({"machine": machine, "form": "short", "minutes": {"forward": 3}}))
     english, chinese = (tables.made(tmp_path, language) for language in (0, 1))
-    assert "| mu | 8 | 10.0 | **20.0** | 0.50x |" in english
+    assert "commit abc" in english
+    assert "| mu | 8 | 10.0 | **20.0** | 0.50x (0.40-0.60) |" in english
     assert "吞吐（img/s）" in chinese
     assert english.count("|") == chinese.count("|")
 

@@ -21,6 +21,7 @@ _PUBLIC = {
     "vitkit.checkpoints.native": ("save",),
     "vitkit.data": ("open_data", "Dataset"),
     "vitkit.api": ("train", "pretrain", "evaluate", "predict", "embed", "explain", "export", "index"),
+    "vitkit.hub": ("push", "pull"),
     "vitkit.curation": ("open_index",),
     "vitkit.model.summary": ("summarize",),
     "vitkit.model.base": ("VisionModel", "Outputs"),
@@ -34,7 +35,7 @@ _PUBLIC = {
 _WHERE = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = ["__version__", "create", "load", "save", "open_data", "Dataset"]  # noqa: RUF022  # in the order of the docs
 __all__ += ["train", "pretrain", "evaluate", "predict", "embed", "explain", "export"]  # noqa: RUF022
-__all__ += ["index", "open_index", "summarize"]
+__all__ += ["index", "open_index", "push", "pull", "summarize"]  # noqa: RUF022
 __all__ += ["VisionModel", "Outputs", "ViT", "ResNet", "ViTConfig", "ResNetConfig"]  # noqa: RUF022
 __all__ += ["Prediction", "Predictions", "VitkitError"]
 __all__ += ["ConvStemConfig", "StemConfig", "Preprocessing", "TrainConfig"]  # noqa: RUF022
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from vitkit.curation import open_index
     from vitkit.data import Dataset, open_data
     from vitkit.errors import VitkitError
+    from vitkit.hub import pull, push
     from vitkit.model.base import Outputs, VisionModel
     from vitkit.model.build import create
     from vitkit.model.config import ConvStemConfig, Preprocessing, ResNetConfig, StemConfig, ViTConfig
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
+    if name in ("ray", "spark"):
+        return importlib.import_module(f"vitkit.{name}")
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'vitkit' has no attribute {name!r}")

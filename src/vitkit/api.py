@@ -79,7 +79,7 @@ def train(
     how = {"resume": resume, "restart": restart, "accept_changed_data": accept_changed_data}
     view = view_here() if watcher is None else None
     with nullcontext() if view is None else view.shown:
-        return run_training(made, **how, watcher=view or watcher, teacher=teacher)
+        return run_training(made, **how, watcher=view or watcher, teacher=teacher)  # type: ignore[arg-type]
 
 
 def pretrain(
@@ -176,7 +176,7 @@ def embed(
 ) -> np.ndarray:
     """The features of images, one row each in the order given; an image that cannot be read has a row of NaN.
 
-    features  cls, mean or tokens (every patch); "": what the model's head reads
+    features  cls, mean, tokens (every patch) or pooled (what the classifier sees); "": what the model's head reads
     """
     opened = open_model(model, runtime, merge, device, _options(model, options), features=features)
     found = [features_of(row) for row in stream(opened, open_inputs(images, split), batch_size)]
@@ -250,14 +250,19 @@ def index(
     classes_from: str | int = "auto",
     force: bool = False,
     progress: Progress = SILENT,
+    **options: object,
 ) -> Index:
     """Features of every image of a set; `.search(image)`, `.duplicates()` and `.label_errors()` work on them.
 
     model  any checkpoint, run or model; None: a descriptor of edges and colours that needs no weights
     out    a folder; None: DATA.index. What it holds already is not computed again
     force  overwrite an index that was made with another model
+    options  of the model, as `vitkit.load` takes them
     """
-    return build_index(data, model, out, progress, device=device, classes_from=classes_from, force=force)
+    stated = _options(model, options) if model is not None else None
+    return build_index(
+        data, model, out, progress, device=device, classes_from=classes_from, force=force, options=stated
+    )
 
 
 def _options(model: Loadable, options: dict[str, object]) -> ModelOptions | None:

@@ -19,7 +19,20 @@ from vitkit.cli.main import COMMANDS, app
 from vitkit.cli.options import MODEL_OPTIONS
 
 OPTIONS = {"--image-size", "--patch-size", "--channels", "--classes", "--heads", "--activation", "--resize", "--dtype"}
-WITHOUT = {"zoo", "data", "doctor", "completion", "demo", "study", "replay", "config", "runs"}  # take no model
+WITHOUT = {
+    "zoo",
+    "data",
+    "doctor",
+    "completion",
+    "demo",
+    "study",
+    "replay",
+    "config",
+    "runs",
+    "push",
+    "pull",
+    "track",
+}  # take no model
 OTHERS = {"train", "pretrain", "sweep", "plan", "zeroshot"}  # make a model rather than read one
 AS_IT_IS = {"index", "search"}  # take a checkpoint without options: `vitkit load --out` states them once, for all
 

@@ -14,7 +14,7 @@ from vitkit.data.source import Source
 from vitkit.errors import MissingPackage
 from vitkit.evaluation import Evaluation, evaluate
 from vitkit.evaluation.figures import worst_sheet, write_images
-from vitkit.figures.evaluation import confusion_finding, reliability_finding, values_finding
+from vitkit.figures.evaluation import confusion_finding, draw_reliability, reliability_finding, values_finding
 from vitkit.tasks import Settings
 from vitkit.tasks.result import collect
 
@@ -39,6 +39,15 @@ def test_all_images_are_drawn(classes: int, several: bool, tmp_path: Path) -> No
         with Image.open(tmp_path / name) as image:
             assert min(image.size) > 200
             assert len(image.convert("L").getcolors()) > 10
+
+
+def test_the_legend_of_few_predictions_has_the_colours_of_the_bars() -> None:
+    """With few images no bar has its full colour, and the legend once showed one colour three times."""
+    few, _ = evaluated(4, 8, 1.0)
+    handles, names = draw_reliability(few.reliability).axes[0].get_legend_handles_labels()
+    bars = {name: handle for name, handle in zip(names, handles, strict=True) if name != "perfect calibration"}
+    assert set(bars) == {"accuracy", "overconfident", "underconfident"}
+    assert len({bar.patches[0].get_facecolor() for bar in bars.values()}) == 3
 
 
 def test_titles_state_the_finding() -> None:

@@ -6,14 +6,17 @@ here) and changes their structure (a field of a header, a record of a tar, a cel
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import csv
+import hashlib
 import io
 import json
 import re
 import struct
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +31,7 @@ import vitkit
 from vitkit.checkpoints import writing
 from vitkit.checkpoints.family import Checkpoint
 from vitkit.model.base import Outputs
+from vitkit.training.config import TrainConfig
 
 Case = dict[str, bytes]
 SMALL = {"depth": 1, "width": 16, "heads": 2, "mlp_width": 16, "classes": 3, "image_size": 8, "patch_size": 4}
@@ -468,6 +472,95 @@ def exported(draw: st.DrawFn) -> Case:
     return {"x.onnx": draw(damaged(next(v for k, v in tuned_seed().items() if k.endswith(".onnx"))))}
 
 
+# --- what curation and configurations read ---------------------------------------------------------------------------
+
+
+@lru_cache
+def index_seed() -> Case:
+    """A set of six images and its index."""
+    from vitkit.curation import build_index
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for number in range(6):
+            path = Path("set", "ab"[number % 2], f"{number}.png")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(image("PNG", 8 + number))
+        build_index("set", out="i").looks()
+        return {str(p): p.read_bytes() for p in Path().rglob("*") if p.is_file()}
+
+
+@st.composite
+def index_folder(draw: st.DrawFn) -> Case:
+    """A stranger can write digests that fit what was changed."""
+    files = dict(index_seed())
+    name = draw(st.sampled_from(sorted(n for n in files if n.startswith("i/"))))
+    if name.endswith(".jsonl"):
+        rows = [json.loads(line) for line in files[name].splitlines()]
+        files[name] = b"\n".join(text(row) for row in draw(changed(rows).filter(lambda v: isinstance(v, list))))
+    else:
+        files[name] = draw(json_file(files[name]) if name.endswith(".json") else damaged(files[name]))
+    if name != "i/about.json" and draw(st.integers(0, 3)):
+        about = json.loads(files["i/about.json"])
+        for key in about["files"]:
+            content = files[f"i/{key}"]
+            about["files"][key] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        files["i/about.json"] = text(about)
+    return files
+
+
+@st.composite
+def issues(draw: st.DrawFn) -> Case:
+    """issues.csv as a person or a stranger may have left it, beside the clean.json that says whose they are."""
+    files = {name: content for name, content in index_seed().items() if name.startswith("set/")}
+    kinds = st.sampled_from(["label", "leak", "junk", "outlier", "exact-duplicate", "drift", "x", ""])
+    paths = st.sampled_from([*files, *files, "../x.png", "/dev/zero", "'=cmd", "fifo.png"])
+    cells = st.one_of(paths, kinds, WORDS, st.sampled_from(["drop", "a", "b", "accept", "reject"]), st.text(max_size=5))
+    rows = [["path", "issue", "split", "label", "suggestion", "score", "group"]]
+    if draw(st.booleans()):
+        rows[0].append("action")
+    if draw(st.integers(0, 4)) == 0:
+        rows[0] = draw(st.lists(cells, max_size=9))
+    for _ in range(draw(st.integers(0, 4))):
+        sound = [draw(paths), draw(kinds), "", "a", draw(st.sampled_from(["drop", "a", "b", ""])), "1", "", "accept"]
+        rows.append(draw(st.lists(cells, max_size=9)) if draw(st.integers(0, 3)) == 0 else sound)
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    content = out.getvalue().encode(errors="surrogatepass")
+    about = text({"data": "set", "index": "i", "images": 6, "classes_from": "auto"})
+    files["cl/issues.csv"] = draw(st.one_of(st.just(content), st.just(content), damaged(content)))
+    files["cl/clean.json"] = draw(st.one_of(st.just(about), st.just(about), json_file(about)))
+    return files
+
+
+SETTINGS = {"data": "digits", "steps": 3, "lr": 1e-3, "augment": {"flip": True}, "budget": "5m", "image_size": [8, 8]}
+
+
+@st.composite
+def config_file(draw: st.DrawFn) -> Case:
+    if draw(st.booleans()):
+        whole = {"train": SETTINGS, "model": {}} if draw(st.booleans()) else SETTINGS
+        return {"x.json": draw(json_file(text(whole)))}
+    sound = 'data = "digits"\nsteps = 3\nlr = 1e-3\nbudget = "5m"\nimage_size = [8, 8]\n[augment]\nflip = true\n'
+    odd = st.sampled_from(["1979-05-27", "07:32:00", "nan", "-inf", "0x7f", "{a = 1}", "[" * 3000, "9" * 5000, '"""'])
+    keys = st.sampled_from([*TrainConfig.__dataclass_fields__, "train", "x"])
+    values = odd | SCALARS.map(json.dumps)
+    lines = draw(st.lists(st.tuples(keys, values), max_size=3))
+    made = "".join(f"{key} = {value}\n" for key, value in lines).encode(errors="surrogatepass")
+    return {"x.toml": draw(st.one_of(st.just(made), st.just(made), damaged(sound.encode())))}
+
+
+@st.composite
+def sweep_folder(draw: st.DrawFn) -> Case:
+    """Two runs of a sweep, one finished and one stopped."""
+    files = {name.replace("run/", "sw/001/", 1): c for name, c in run_seed().items() if name.endswith((".json", "l"))}
+    files |= {name.replace("/001/", "/002/"): content for name, content in files.items() if "result" not in name}
+    files["sw/sweep.json"] = text({"searched": ["lr=1e-3,2e-3"], "draws": 0, "base": {}})
+    files["sw/002/stopped.json"] = text({"reason": "x", "score": 0.5})
+    name = draw(st.sampled_from(sorted(n for n in files if n.startswith("sw/"))))
+    files[name] = draw(json_file(files[name]) if name.endswith(".json") else damaged(files[name]))
+    return files
+
+
 # --- HTTP ----------------------------------------------------------------------------------------------------------
 
 
@@ -478,6 +571,8 @@ def request(draw: st.DrawFn) -> Case:
         "/api/predict",
         "/api/explain",
         "/api/models",
+        "/v2/models/small/infer",
+        "/v2/models/small",
         "/healthz",
         "/metrics",
         "/openapi.json",
@@ -497,12 +592,53 @@ def request(draw: st.DrawFn) -> Case:
         "x/y; charset=é",
     ]
     files = b'--X\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n' + image() + b"\r\n--X--\r\n"
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 4 + len(image())}}
+    head = text({"inputs": [tensor]})
+    tensors = head + len(image()).to_bytes(4, "little") + image()  # of the Open Inference Protocol
     bodies = st.one_of(
-        damaged(image("PNG", 16)), st.just(image()), damaged(files), VALUES.map(text), st.binary(max_size=20)
+        st.just(tensors),
+        damaged(tensors),
+        damaged(image("PNG", 16)),
+        st.just(image()),
+        damaged(files),
+        VALUES.map(text),
+        st.binary(max_size=20),
     )
     method = draw(st.sampled_from(["POST", "POST", "POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS"]))
     about = {"method": method, "path": path, "query": query, "type": draw(st.sampled_from(kinds))}
+    about["length"] = draw(st.sampled_from(["", str(len(head)), str(len(head)), "0", "-1", "9" * 12, "x"]))
     return {"request": text(about), "body": draw(bodies)}
+
+
+@st.composite
+def shard_index(draw: st.DrawFn) -> Case:
+    """An index whose checksums are right and whose content may be anything, beside the shard it speaks of."""
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w") as file:
+        for i in range(3):
+            for name, content in ((f"{i}.png", image()), (f"{i}.cls", b"ab"[i % 2 : i % 2 + 1])):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                file.addfile(info, io.BytesIO(content))
+    numbers = st.sampled_from([0, 1, 2, 3, 512, 1 << 31, (1 << 63) - 1, (1 << 64) - 1])
+    columns = [np.array([draw(numbers) for _ in range(3)], np.uint64) for _ in range(5)]
+    if draw(st.booleans()):
+        columns[-1] = np.array([1, 2, 3], np.uint64)
+    codes = np.array([draw(st.sampled_from([0, 1, -1, 2, -2, 1 << 30])) for _ in range(3)], np.int32)
+    parts = [*(c.tobytes() for c in (*columns[:2], codes, *columns[3:])), b"012"]
+    row = {"name": "x.tar", "stamp": [0, 0, 0], "count": 3, "key_bytes": 3, "sums": [zlib.crc32(p) for p in parts]}
+    row |= {"damage": "", "left_out": [0, 0, 0, 0]}
+    head = {
+        "shards": [row],
+        "labels": draw(st.sampled_from([["a", "b"], [["a"], []], [{"x": 0.5}, {"y": 1.0}], ["a"]])),
+    }
+    if draw(st.booleans()):
+        place = draw(st.sampled_from([row, head]))
+        place[draw(st.sampled_from([*place]))] = draw(VALUES)
+    written = text(head)
+    start = b"vitkit shards 1\n" + struct.pack("<QII", len(written), zlib.crc32(written), 0)
+    whole = b"".join([start, written, *parts])
+    return {"x.tar": tar.getvalue(), "shards.index": draw(st.one_of(st.just(whole), damaged(whole)))}
 
 
 GENERATORS: dict[str, st.SearchStrategy[Case]] = {
@@ -515,10 +651,15 @@ GENERATORS: dict[str, st.SearchStrategy[Case]] = {
     "data pairs": pairs(),
     "data arrays": arrays(),
     "data shard": shard(),
+    "shards with an index": shard_index(),
     "data parquet": parquet(),
     "data images": picture(),
     "run": run_directory(),
     "tuned": tuned(),
     "exported": exported(),
+    "index": index_folder(),
+    "issues": issues(),
+    "config": config_file(),
+    "sweep": sweep_folder(),
     "http": request(),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -9,7 +10,9 @@ import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import torch
 from generators import Case
 
@@ -17,7 +20,8 @@ import vitkit
 from vitkit.checkpoints.options import ModelOptions
 from vitkit.data import open_data
 from vitkit.data.check import check
-from vitkit.errors import VitkitError
+from vitkit.data.sources.shardindex import Stamp
+from vitkit.errors import DataError, VitkitError
 from vitkit.explanation.training import curves_of, read_log
 from vitkit.model.base import VisionModel
 from vitkit.runtime.export import open_exported
@@ -81,13 +85,20 @@ def open_set(case: Case) -> None:
     check(open_data(next((n for n in case if n.startswith("x.")), "set")), workers=0)
 
 
+def open_indexed(case: Case) -> None:
+    """As `open_set`, with an index that is taken for fresh."""
+    with mock.patch.object(Stamp, "of", return_value=Stamp(0, 0, 0)):
+        open_set(case)
+
+
 def open_run(case: Case) -> None:
     """What `load`, `explain` and `train --resume` read of a run."""
-    refusals = [refusal(lambda: use(vitkit.load("run"))), refusal(lambda: curves_of(read_log(Path("run"))))]
-    refusals.append(refusal(lambda: _claim(TrainConfig(data="", out="run"), resume=True)))
-    refusals.append(refusal(lambda: Keeper(Path("run/checkpoints")).newest()))
-    if found := [e for e in refusals if e is not None]:
-        raise found[0]
+    in_turn(
+        lambda: use(vitkit.load("run")),
+        lambda: curves_of(read_log(Path("run"))),
+        lambda: _claim(TrainConfig(data="", out="run"), resume=True),
+        lambda: Keeper(Path("run/checkpoints")).newest(),
+    )
 
 
 def refusal(call: Callable[[], object]) -> VitkitError | None:
@@ -96,6 +107,69 @@ def refusal(call: Callable[[], object]) -> VitkitError | None:
     except VitkitError as e:
         return e
     return None
+
+
+def commanded(*words: str) -> None:
+    """A command as a user types it, what it prints included; a VitkitError comes through."""
+    from typer import Exit
+
+    from vitkit.cli.main import app
+
+    try:
+        app(list(words), standalone_mode=False)
+    except Exit:
+        pass
+    except OSError as e:  # the command says it in words, too
+        raise DataError(str(e)) from e
+
+
+def in_turn(*calls: Callable[[], object]) -> None:
+    """All of them, whichever is refused; the first refusal is raised."""
+    if found := [e for e in map(refusal, calls) if e is not None]:
+        raise found[0]
+
+
+def open_an_index(case: Case) -> None:
+    from vitkit.curation import open_index
+    from vitkit.curation.view import open_view
+
+    in_turn(
+        lambda: commanded("search", "i", "set/a/0.png", "--top", "3", "--json"),
+        lambda: open_view(Path("i"))[0].points_file(),  # noqa: PLW0108 - opening it is what may fail
+        lambda: open_index("i").looks().thumbnails(np.arange(2)),
+        lambda: commanded("index", "set", "--out", "i"),
+    )
+
+
+def open_issues(case: Case) -> None:
+    from vitkit.curation.view import read_issues
+
+    in_turn(
+        lambda: commanded("data", "apply", "cl/issues.csv", "--to", "list.csv"),
+        lambda: read_issues(Path("cl/issues.csv")),
+    )
+
+
+def open_config(case: Case) -> None:
+    commanded("config", "show", next(iter(case)))
+
+
+def open_sweep(case: Case) -> None:
+    from vitkit.training import sweep
+
+    def resumed() -> None:
+        with contextlib.suppress(VitkitError):
+            sweep.claim(Path("sw"), {"searched": [], "draws": 0, "base": {}}, resume=True)
+        trials = [sweep.trial_of(Path("sw"), number, ("lr=1",)) for number in (1, 2)]
+        sweep._curves(sweep.ranked(trials))
+
+    in_turn(
+        resumed,
+        lambda: commanded("runs", "sw"),
+        lambda: commanded("runs", "sw", "--sort", "-best", "--json"),
+        lambda: commanded("runs", "sw/001", "sw/002", "--compare"),
+        lambda: commanded("config", "show", "sw/001"),
+    )
 
 
 def open_tuned(case: Case) -> None:
@@ -123,6 +197,7 @@ def answer(case: Case) -> None:
 
     async def visit(client: httpx.AsyncClient) -> None:
         headers = {"content-type": about["type"].encode()} if about["type"] else {}
+        headers |= {"inference-header-content-length": length.encode()} if (length := about.get("length")) else {}
         query = [(k, v.encode(errors="replace").decode()) for k, v in about["query"]]
         found = await client.request(
             about["method"], about["path"], params=query, content=case["body"], headers=headers
@@ -135,8 +210,13 @@ def answer(case: Case) -> None:
 TARGETS: dict[str, Callable[[Case], None]] = {
     "checkpoint": open_checkpoint,
     "data": open_set,
+    "shards": open_indexed,
     "run": open_run,
     "tuned": open_tuned,
     "exported": open_file,
+    "index": open_an_index,
+    "issues": open_issues,
+    "config": open_config,
+    "sweep": open_sweep,
     "http": answer,
 }

@@ -19,6 +19,7 @@ import vitkit
 from vitkit.checkpoints.load import load
 from vitkit.checkpoints.zeroshot import zeroshot
 from vitkit.cli.main import app
+from vitkit.data import normalise
 from vitkit.errors import CheckpointError
 from vitkit.web.app import create_app
 from vitkit.web.models import load_served
@@ -174,3 +175,20 @@ async def asked(client: httpx.AsyncClient, sent: bytes) -> list[dict]:
     answers.append(await client.post("/api/v1/explain?method=relevance&class=dog", content=sent))
     assert [answer.status_code for answer in answers] == [200] * 3, [answer.text[:300] for answer in answers]
     return [answer.json() for answer in answers]
+
+
+@torch.no_grad()
+def test_words_search_a_set_as_the_peer_ranks_it(tmp_path, photos: Path) -> None:
+    """The order of the images and their cosines are those of the logits of transformers."""
+    theirs, tokenize = made("CLIP", tmp_path / "clip")
+    index = vitkit.index(photos, tmp_path / "clip", out=tmp_path / "i")
+    assert index.about["features"] == "pooled"
+    hits = index.search_text("a photo of the small cat", 12)
+    model = load(tmp_path / "clip")
+    source = vitkit.open_data(photos).split("all")
+    pre = model.config.preprocessing
+    pixels = normalise(torch.stack([source.pixels_of(h.row, pre, 3) for h in hits]), pre)
+    wanted = theirs(**tokenize(["a photo of the small cat"]), pixel_values=pixels).logits_per_image[:, 0]
+    cosines = wanted / theirs.logit_scale.exp()
+    np.testing.assert_allclose([h.score for h in hits], cosines.numpy(), atol=1e-4)
+    assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)

@@ -19,8 +19,9 @@ from vitkit.io import adding_to_folder, write_json
 from vitkit.progress import Bar
 
 if TYPE_CHECKING:
-    from vitkit.data import Source
+    from vitkit.data import Dataset, Source
     from vitkit.evaluation import Evaluation, Probe
+    from vitkit.evaluation.leaks import WithoutLeaks
 
 _FIGURES = ", ".join(row.name for row in FIGURES)
 Kind = Enum("Kind", {"knn": "knn", "fewshot": "fewshot", "linear": "linear"})
@@ -42,6 +43,7 @@ def evaluate(
     out: Annotated[Path | None, Option(help="Write evaluation.json and images into this folder.")] = None,
     classes_from: opt.ClassesFrom = "auto",
     class_map: opt.Map = None,
+    cache_dir: opt.CacheDir = None,
     as_json: opt.Json = False,
 ) -> None:
     """Measure a model: accuracy, per class, calibration, and what it gets wrong; for values R2 and errors.
@@ -49,6 +51,7 @@ def evaluate(
     The split is test if there is one, else val, unless --split says otherwise.
     With --probe a new head learns from the split train in seconds and is evaluated on the other split.
     """
+    from vitkit.evaluation.leaks import without_leaks
     from vitkit.evaluation.probes import PROBES
     from vitkit.evaluation.run import How
     from vitkit.evaluation.run import evaluate as run
@@ -71,21 +74,41 @@ def evaluate(
         how: How = {"batch_size": batch_size, "workers": opt.workers_for(source, workers)}
         how |= {"rank": world.rank, "world_size": world.size}
         result: Evaluation | Probe
+        clean: WithoutLeaks | None = None
         if probe is None:
             source = map_classes(loaded, source, parse_map(class_map or []))
             result = run(loaded, source, progress=progress, **how)
+            clean = without_leaks(loaded, result, source, _leaked(dataset, data)) if world.first else None
         elif "train" in source.split.split("+") or source.split == "all":
             raise ConfigError(f"a probe learns from the split train; evaluate it on test, not on {source.split!r}")
         else:
             result = PROBES[probe.value](loaded, dataset.split("train"), source, progress=progress, **how)
         if world.first:
-            _report(result, source, model, out, as_json)
+            _report(result, source, model, out, as_json, clean)
 
 
-def _report(result: Evaluation | Probe, source: Source, model: str, out: Path | None, as_json: bool) -> None:
+def _leaked(dataset: Dataset, data: str) -> list[str]:
+    """Images outside train that are in train too: byte for byte, or as an index that was cleaned knows."""
+    from vitkit.curation.index import default_place
+    from vitkit.curation.leaks import leaked
+    from vitkit.data.check import leaked_images
+
+    return [*leaked_images(dataset), *(leaked(default_place(data)) or [])]
+
+
+def _report(
+    result: Evaluation | Probe,
+    source: Source,
+    model: str,
+    out: Path | None,
+    as_json: bool,
+    clean: WithoutLeaks | None = None,
+) -> None:
     from vitkit.evaluation.figures import write_images
 
     about = {"model": model, **result.to_dict()}
+    if clean is not None:
+        about["without_leaks"] = clean.to_dict()
     written = []
     if out is not None:
         with adding_to_folder(out) as new:
@@ -96,6 +119,8 @@ def _report(result: Evaluation | Probe, source: Source, model: str, out: Path | 
     if table := result.table():
         opt.print_table(table[0], [[opt.one_line(row[0]), *row[1:]] for row in table[1:]])
     echo(result.summary())
+    if clean is not None:
+        echo(clean.summary())
     if result.not_finite:
         echo(f"warning: the model's output is no finite number for {result.not_finite:,} images")
     lines = [f"{bad.path}: {bad.reason}" for bad in result.bad_files]
@@ -138,8 +163,10 @@ def explain(
         report = build_report(subject, out, only, progress)
     if as_json:
         return opt.print_json(report.as_json())
-    for warning in report.warnings:
-        echo(f"warning: {warning}", err=True)
+    for note in subject.warnings:  # what follows from what was asked for: no surprise
+        echo(f"note: {note}", err=True)
+    for name, why in subject.skipped:
+        echo(f"warning: {name} was skipped: {why}", err=True)
     for section in report.sections:
         echo(f"{section.heading}: {section.finding}")
     for reason, names in report.reasons().items():

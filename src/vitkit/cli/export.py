@@ -12,7 +12,6 @@ from vitkit.checkpoints.options import ModelOptions
 from vitkit.cli import options as opt
 from vitkit.cli.options import echo
 from vitkit.errors import ConfigError, DataError
-from vitkit.io import replacing
 from vitkit.progress import Bar, Progress
 from vitkit.runtime.table import FORMATS, RUNTIMES, find, one_of
 
@@ -85,18 +84,23 @@ def tune(
     runtimes: Annotated[str | None, Option(help="Only these: eager,onnx.")] = None,
     images: Annotated[int, Option(min=8, help="Images of DATA that are used, at most.")] = 500,
     seconds: Annotated[float, Option(min=0.0, help="Time spent on measuring each configuration.")] = 1.0,
+    budget: Annotated[str, Option(help="Time for all of it: 90s, 5m. What does not fit is left out.")] = "",
     device: opt.Device = None,
-    out: Annotated[Path | None, Option(help="Draw speedup and accuracy into this .png or .svg.")] = None,
+    out: Annotated[
+        Path | None, Option(help="Draw speed and accuracy of all configurations into this .png or .svg.")
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Measure every runtime, precision and merging on this machine; keep the fastest that is accurate enough.
 
-    It is stored beside the model: `predict` and `serve` then use it by themselves.
+    It is stored beside the model: `predict` and `serve` then use it by themselves. What was measured is kept: after a
+    kill, the same command continues.
     """
     from vitkit.prediction.opened import load_for
-    from vitkit.runtime.tune import store
+    from vitkit.runtime.tune import kept_file, store
     from vitkit.runtime.tune import tune as search
     from vitkit.runtime.verify import images_of
+    from vitkit.training.config import parse_duration
 
     if not re.fullmatch(r"\d*\.?\d+%", max_drop.strip()):
         raise ConfigError(f"--max-drop {max_drop} must be a share such as 0.5%")
@@ -108,10 +112,12 @@ def tune(
         source, calibration = _images(data, loaded, progress)
         compared = images_of(loaded, source, 64 if source is None else images)
         _note(source, len(compared))
-        found = search(loaded, compared, drop, latency, kinds, calibration, seconds, progress)
+        limit = parse_duration(budget) if budget else None
+        keeping = (limit, kept_file(model), out is not None)
+        found = search(loaded, compared, drop, latency, kinds, calibration, seconds, progress, *keeping)
     folder = store(model, loaded, found, calibration)
     if out is not None:
-        _draw(found, out)
+        _draw(found, out, model)
     if as_json:
         return opt.print_json({"winner": found.winner.cells(), **found.report(), "stored": folder and str(folder)})
     _print(found)
@@ -159,16 +165,28 @@ def _print(found: Tuned) -> None:
     )
 
 
-def _draw(found: Tuned, out: Path) -> None:
-    from vitkit.figures.style import new_figure
+def _draw(found: Tuned, out: Path, model: str) -> None:
+    from vitkit.figures.style import save_png, styled
+    from vitkit.figures.tuning import Candidate, draw_tuning
 
-    figure = new_figure(4.5, 7)
-    axes = figure.subplots()
-    for row in found.rows:
-        if row.ratio is not None and row.check is not None:
-            at = (row.ratio, 100 * row.check.score)
-            axes.scatter(*at, color="tab:blue")
-            axes.annotate(row.choice.name, at, fontsize=8, xytext=(4, 4), textcoords="offset points")
-    axes.set(xlabel="speedup over PyTorch eager", ylabel=f"{found.score_words}, %")
-    with replacing(out) as file:
-        figure.savefig(file, format=out.suffix.removeprefix(".") or None)
+    measured = [row for row in found.rows if row.ratio is not None]
+    shown = [
+        Candidate(
+            row.choice.name,
+            row.choice.runtime,
+            row.ratio or 0,
+            None if row.check is None else row.check.score,
+            row.choice.int8,
+            row.choice.merge,
+            row.choice.name == found.winner.choice.name,
+        )
+        for row in measured
+    ]
+    check = found.winner.check
+    before = 1.0 if check is None or check.accuracy_before is None else check.accuracy_before
+    best = next(one for one in shown if one.chosen)
+    title = f"{Path(model).name}: {best.name} has {best.speedup:.1f}x the speed of PyTorch, {found.score_words} "
+    with styled():
+        figure = draw_tuning(shown, found.score_words, before, found.max_drop)
+        alt = f"{len(shown)} configurations by speed and {found.score_words}."
+        save_png(figure, out, f"{title}{found.winner.cells()['right']} on {found.count} images", alt)

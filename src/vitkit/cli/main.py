@@ -5,17 +5,20 @@ Nothing here imports torch, so that `vitkit --help` answers at once; each comman
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import sys
 import traceback
 from collections.abc import Callable
 from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 from typer import Argument, Exit, Option, Typer
 
 from vitkit import __version__
-from vitkit.cli import curate, data, doctor, evaluate, export, model, plan, predict, pretrain, runs, study, train
+from vitkit.cli import curate, data, doctor, evaluate, export, hub, model, plan, predict, pretrain, runs, study, train
 from vitkit.cli.options import echo
 from vitkit.errors import VitkitError
 
@@ -50,6 +53,7 @@ COMMANDS: dict[str, Callable[..., None] | Typer] = {
     "pretrain": pretrain.pretrain,
     "config": runs.config,
     "runs": runs.runs,
+    "track": runs.track,
     "sweep": runs.sweep,
     "replay": train.replay,
     "evaluate": evaluate.evaluate,
@@ -60,6 +64,8 @@ COMMANDS: dict[str, Callable[..., None] | Typer] = {
     "tune": export.tune,
     "study": study.study,
     "serve": predict.serve,
+    "push": hub.push,
+    "pull": hub.pull,
     "doctor": doctor.doctor,
     "completion": completion,
 }
@@ -82,16 +88,31 @@ for _name, _command in COMMANDS.items():
 
 
 def _print_version(wanted: bool) -> None:
+    if wanted and "--json" in sys.argv[1:]:
+        found = {name: _installed(name) for name in ("torch", "numpy", "pillow", "safetensors")}
+        about = {"vitkit": __version__, "python": platform.python_version(), "platform": platform.platform(), **found}
+        echo(json.dumps(about, indent=2))
+        raise Exit
     if wanted:
         echo(f"vitkit {__version__}")
         raise Exit
 
 
+def _installed(package: str) -> str | None:
+    """Its version, without importing it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 @app.callback()
 def _options(
     version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit; --json: all."),
     ] = False,
+    as_json: Annotated[bool, Option("--json", hidden=True)] = False,
 ) -> None:
     pass
 

@@ -17,7 +17,7 @@ from typer import Argument, Option
 from typer import echo as write_out
 
 from vitkit.checkpoints.options import ModelOptions
-from vitkit.errors import printable
+from vitkit.errors import ConfigError, printable
 from vitkit.io import json_text
 from vitkit.runtime.table import RUNTIMES
 
@@ -30,12 +30,19 @@ def keys_of(module: str, table: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [key for key in getattr(import_module(module), table) if key.startswith(incomplete)]
 
 
+def _set_cache(folder: str | None) -> str | None:
+    """For this command and the processes that it starts."""
+    if folder is not None:
+        os.environ["VITKIT_CACHE"] = folder
+    return folder
+
+
 _LISTED = 10  # lines of a long list
 model_names = keys_of("vitkit.model.zoo", "ZOO")
-_MODEL = "A checkpoint, a run directory, hf:owner/name, timm:name, or a name of `vitkit zoo`."
+_MODEL = "A checkpoint, a run directory, a URL of either, hf:owner/name, timm:name, or a name of `vitkit zoo`."
 DATA_HELP = (
     "digits, mnist, fashion-mnist, cifar10; a folder of classes; a .csv, .jsonl, .parquet or .txt list; "
-    ".npz arrays; Parquet with images; shards/train-{0000..0099}.tar."
+    ".npz arrays; Parquet with images; shards/train-{0000..0099}.tar; or the URL of any of them (s3://, https:// ...)."
 )
 Model = Annotated[str, Argument(metavar="MODEL", help=_MODEL, autocompletion=model_names)]
 Data = Annotated[str, Argument(metavar="DATA", help=DATA_HELP)]
@@ -49,6 +56,8 @@ Map = Annotated[
 Target = Annotated[
     list[str] | None, Option(metavar="NAME", help="Predict the numbers of this column; may be repeated.")
 ]
+_CACHE = "Where copies of what is behind URLs are kept; default: VITKIT_CACHE, or ~/.cache/vitkit."
+CacheDir = Annotated[str | None, Option(metavar="FOLDER", help=_CACHE, callback=_set_cache)]
 Images = Annotated[list[str], Argument(metavar="IMAGE|FOLDER|DATA...", help="Images, folders of images, or data sets.")]
 Json = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str | None, Option(help="cpu, cuda or mps; default: the fastest here.")]
@@ -58,10 +67,23 @@ Workers = Annotated[int | None, Option(min=0, help="Processes that decode; defau
 Runtime = Annotated[str, Option(help=f"auto (what `vitkit tune` chose, else eager), {', '.join(RUNTIMES)}.")]
 Merge = Annotated[int, Option(min=0, help="Tokens merged per block: faster, less accurate.")]
 Resume = Annotated[bool, Option("--resume", help="Resume a job that was stopped.")]
+Engine = Annotated[
+    str | None, Option(metavar="ray", help="Share the work through Ray; default: this process, or those of torchrun.")
+]
+Address = Annotated[
+    str | None,
+    Option(envvar="RAY_ADDRESS", help="Of a Ray cluster: auto or HOST:PORT; default: a Ray on this machine."),
+]
+Processes = Annotated[
+    int | None, Option(min=1, help="Processes of --engine; default: one per GPU of the cluster, else per core.")
+]
 Trust = Annotated[
     str | None, Option(metavar="SHA256", help="Open this .pt2, which may run code; without it the digest is printed.")
 ]
 Force = Annotated[bool, Option("--force", help="Overwrite what exists and restart.")]
+HangLimit = Annotated[
+    float, Option(help="Seconds without a step after which a hung process dumps all stacks and ends; 0: never.")
+]
 ImageSize = Annotated[str | None, Option(metavar="SIZE", help="384, or 224x448 (height x width).")]
 Classes = Annotated[int | None, Option(help="Replace the classifier by a new one; 0 for none.")]
 
@@ -106,6 +128,15 @@ def takes_model(command: Callable[..., None]) -> Callable[..., None]:
 
     with_options.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
     return with_options
+
+
+def check_engine(engine: str | None, processes: int | None) -> bool:
+    """Whether there is one."""
+    if engine not in (None, "ray"):
+        raise ConfigError(f"there is no engine {engine!r}; leave --engine out, or take ray")
+    if engine is None and processes is not None:
+        raise ConfigError("--processes needs --engine ray; without one, torchrun --nproc-per-node starts processes")
+    return engine is not None
 
 
 def workers_for(source: Source, wanted: int | None) -> int:

@@ -18,9 +18,12 @@ from vitkit.errors import ConfigError, MissingPackage
 from vitkit.progress import Bar
 
 if TYPE_CHECKING:
-    from vitkit.prediction import Done
+    from vitkit.prediction import Done, Opened
+    from vitkit.prediction.job import Engine
     from vitkit.prediction.tables import Row
+    from vitkit.runtime.base import Runtime
     from vitkit.web.explored import Explored
+    from vitkit.world import World
 
 _MODELS = "A checkpoint, a run directory, or a name; two are compared."
 
@@ -33,19 +36,23 @@ def predict(
     top: Annotated[int, Option(min=1, help="Classes per image.")] = 5,
     runtime: opt.Runtime = "auto",
     merge: opt.Merge = 0,
-    out: Annotated[Path | None, Option(help="Write .csv, .jsonl or .parquet instead of printing.")] = None,
+    out: Annotated[str | None, Option(help="Write .csv, .jsonl, .parquet or a folder of Parquet.")] = None,
     trust: opt.Trust = None,
     split: opt.Split = None,
     batch_size: opt.Batch = None,
     device: opt.Device = None,
+    engine: opt.Engine = None,
+    address: opt.Address = None,
+    processes: opt.Processes = None,
     resume: opt.Resume = False,
     force: opt.Force = False,
+    cache_dir: opt.CacheDir = None,
     as_json: opt.Json = False,
 ) -> None:
     """Name the likeliest classes of images, or predict their values.
 
-    MODEL may also be a file that `vitkit export` has written. With --out, torchrun shares the images among
-    processes and machines.
+    MODEL may also be a file that `vitkit export` has written. With --out, torchrun or --engine ray shares the images
+    among processes and machines.
     """
     from vitkit.prediction import open_inputs, open_model, run_job, stream
     from vitkit.world import joined
@@ -53,13 +60,17 @@ def predict(
     with joined(device or "") as world, Bar(shown=world.first) as progress:
         if out is None and world.size > 1:
             raise ConfigError("several processes need --out FILE, where their results meet")
-        if out is None and resume:
-            raise ConfigError("--resume needs --out FILE: only a job that writes a file can be resumed")
-        opened = open_model(model, runtime, merge, device, options, progress, top, trust=trust)
+        if out is None and (resume or engine):
+            which = "--resume" if resume else "--engine"
+            raise ConfigError(f"{which} needs --out FILE: only a job that writes a file can be resumed or shared")
+        reader = partial(open_model, model, runtime, merge, device, options, top=top, trust=trust)
+        shared = _engine(engine, address, processes, device, world, reader)
+        opened = reader(progress=progress)
         source = open_inputs(images, split, progress)
         if out is None:
-            return _print(stream(opened, source, batch_size), opened.about, as_json)
-        done = run_job(opened, source, out, batch_size, resume, force, world, progress)
+            _print(stream(opened, source, batch_size), opened.about, as_json)
+            return None if as_json else _say_runtime(opened.runtime)
+        done = run_job(opened, source, out, batch_size, resume, force, world, progress, shared)
     return _report(done, out, opened.about, as_json) if world.first else None
 
 
@@ -68,31 +79,54 @@ def embed(
     model: opt.Model,
     images: opt.Images,
     options: ModelOptions,
-    out: Annotated[Path, Option(help="Write .npz, .parquet, .jsonl or .csv.")],
+    out: Annotated[str, Option(help="Write .npz, .parquet, .jsonl, .csv or a folder of Parquet.")],
     features: Annotated[
-        str, Option(help="cls, mean or tokens (every patch); by default what the model's head reads.")
+        str, Option(help="cls, mean, tokens (every patch) or pooled (what the classifier sees); default: by the head.")
     ] = "",
     runtime: opt.Runtime = "auto",
     merge: opt.Merge = 0,
     split: opt.Split = None,
     batch_size: opt.Batch = None,
     device: opt.Device = None,
+    engine: opt.Engine = None,
+    address: opt.Address = None,
+    processes: opt.Processes = None,
     resume: opt.Resume = False,
     force: opt.Force = False,
+    cache_dir: opt.CacheDir = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Write the features of images. torchrun shares them among processes and machines."""
+    """Write the features of images. torchrun or --engine ray shares them among processes and machines."""
     from vitkit.prediction import open_inputs, open_model, run_job
     from vitkit.world import joined
 
     with joined(device or "") as world, Bar(shown=world.first) as progress:
-        opened = open_model(model, runtime, merge, device, options, progress, features=features)
+        reader = partial(open_model, model, runtime, merge, device, options, features=features)
+        shared = _engine(engine, address, processes, device, world, reader)
+        opened = reader(progress=progress)
         source = open_inputs(images, split, progress)
-        done = run_job(opened, source, out, batch_size, resume, force, world, progress)
+        done = run_job(opened, source, out, batch_size, resume, force, world, progress, shared)
     return _report(done, out, opened.about, as_json) if world.first else None
 
 
-def _report(done: Done, out: Path, about: Mapping[str, object], as_json: bool) -> None:
+def _engine(
+    engine: str | None,
+    address: str | None,
+    processes: int | None,
+    device: str | None,
+    world: World,
+    reader: Callable[[], Opened],
+) -> Engine | None:
+    if not opt.check_engine(engine, processes):
+        return None
+    if world.size > 1:
+        raise ConfigError("torchrun and --engine ray both share the images; leave one of them out")
+    from vitkit.ray.job import engine as ray_engine
+
+    return ray_engine(reader, address, processes, device)
+
+
+def _report(done: Done, out: str, about: Mapping[str, object], as_json: bool) -> None:
     bad = [{"path": b.path, "reason": b.reason} for b in done.bad]
     if as_json:
         result = {"pictures": done.images, "bad_files": bad, "seconds": round(done.seconds, 3), "out": str(out)}
@@ -115,6 +149,12 @@ def _print(rows: Iterable[Row], about: Mapping[str, object], as_json: bool) -> N
         else:
             echo(f"{path}: {_words(row)}")
     return None
+
+
+def _say_runtime(runtime: Runtime) -> None:
+    tuned = "chosen by `vitkit tune`" if runtime.batch_size is not None else "faster ones: `vitkit tune`"
+    exported = bool(runtime.metadata) and runtime.batch_size is None
+    echo(f"runtime: {runtime.name}" + ("" if exported else f" ({tuned})"), err=True)
 
 
 def _words(row: Row) -> str:

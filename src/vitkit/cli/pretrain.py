@@ -30,7 +30,7 @@ def pretrain(
         str, Option(help="A name of `vitkit zoo`; chosen from the data when left out.", autocompletion=opt.model_names)
     ] = "",
     init: Annotated[str | None, Option(help="Continue from this checkpoint.")] = None,
-    out: Annotated[str, Option(help="Folder of the run; runs/DATA-METHOD-N when left out.")] = "",
+    out: Annotated[str, Option(help="Folder of the run, or a URL; runs/DATA-METHOD-N when left out.")] = "",
     epochs: Annotated[float, Option(help="Train for so many passes over the data.")] = 0.0,
     steps: Annotated[int, Option(help="Train for so many steps.")] = 0,
     budget: Annotated[str, Option(help="Train for a time: 90s, 5m, 1h30m, all included.")] = "",
@@ -38,8 +38,10 @@ def pretrain(
     lr: Annotated[float, Option(help="Peak learning rate.")] = 0.0,
     image_size: opt.ImageSize = None,
     workers: Annotated[int, Option(help="Loading processes.")] = -1,
+    cache_dir: opt.CacheDir = None,
     cache: Annotated[bool, Option("--cache", help="Decode images once and keep them.")] = False,
     max_bad: Annotated[str, Option(help="Unreadable files that are tolerated.")] = "5%",
+    hang_limit: opt.HangLimit = 600.0,
     seed: Annotated[int, Option(help="Of everything random.")] = 0,
     resume: Annotated[bool, Option("--resume", help="Resume the run in --out.")] = False,
     restart: Annotated[

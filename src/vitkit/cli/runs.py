@@ -10,6 +10,7 @@ from typer import Argument, Option, Typer
 
 from vitkit.cli import options as opt
 from vitkit.cli.options import echo
+from vitkit.errors import ConfigError
 
 config = Typer(help="Configuration files of training runs.", no_args_is_help=True)
 Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting; wins over the file.")]
@@ -65,6 +66,21 @@ def runs(
     return opt.print_table(COLUMNS, [[_cell(row[column]) for column in COLUMNS] for row in rows], left=5)
 
 
+def track(
+    run: Annotated[Path, Argument(metavar="RUN", help="The folder of a run.")],
+    tracker: Annotated[str, Argument(metavar="TRACKER", help="mlflow or wandb.")],
+    as_json: opt.Json = False,
+) -> None:
+    """Send the log of a run to an experiment tracker; what it has already is not repeated."""
+    from vitkit.training.track import send_run
+
+    lines = send_run(run, tracker, lambda line: echo(line, err=as_json))
+    if as_json:
+        opt.print_json({"tracker": tracker, "run": str(run), "lines": lines})
+    else:
+        echo(f"{tracker} has the {lines:,} lines of {run}")
+
+
 def sweep(
     data: opt.Data,
     settings: Annotated[
@@ -73,6 +89,8 @@ def sweep(
     config: Config = None,
     out: Annotated[Path, Option(help="Folder of the sweep, with a run for each combination.")] = Path("sweep"),
     random: Annotated[int, Option(min=0, help="Try so many combinations, drawn at random; 0: all.")] = 0,
+    search: Annotated[str, Option(help="grid, or optuna: learns from its runs; also takes ranges LOW..HIGH.")] = "grid",
+    trials: Annotated[int, Option(min=1, help="Runs of --search optuna.")] = 20,
     resume: Annotated[bool, Option("--resume", help="Continue a sweep that was stopped.")] = False,
     early: Annotated[
         bool, Option("--early/--no-early", help="Stop runs that are below the median of the finished ones.")
@@ -82,20 +100,18 @@ def sweep(
     """Try settings: a run for each combination, the best first. A setting with one value is the same in all runs."""
     from vitkit.training.config import TrainConfig
     from vitkit.training.files import read_settings
+    from vitkit.training.guided import search as guided
     from vitkit.training.live import PlainView, View, view_here
-    from vitkit.training.sweep import sweep as search
+    from vitkit.training.sweep import sweep as every
 
+    if search not in ("grid", "optuna"):
+        raise ConfigError(f"--search {search} is not known; choose grid or optuna")
     base = {**(read_settings(config) if config else {}), "data": data, "out": ""}
-    trials = search(
-        TrainConfig(**base),  # type: ignore[arg-type]
-        settings,
-        out,
-        random,
-        resume,
-        early,
-        View if as_json else lambda: view_here(otherwise=PlainView),
-    )
-    rows = [(t, t.run.best if t.run is not None else None) for t in trials]
+    made = TrainConfig(**base)  # type: ignore[arg-type]
+    view = View if as_json else lambda: view_here(otherwise=PlainView)
+    run, many = (guided, trials) if search == "optuna" else (every, random)
+    found = run(made, settings, out, many, resume, early, view)
+    rows = [(t, t.run.best if t.run is not None else None) for t in found]
     if as_json:
         return opt.print_json(
             [{"run": str(t.folder), "settings": t.settings, "state": t.state, "best": best} for t, best in rows]
@@ -105,7 +121,7 @@ def sweep(
         [(str(t.folder), " ".join(t.settings), t.state, _cell(best)) for t, best in rows],
         left=3,
     )
-    return echo(f"Best: {trials[0].folder}. Next: vitkit evaluate {trials[0].folder} {data}")
+    return echo(f"Best: {found[0].folder}. Next: vitkit evaluate {found[0].folder} {data}")
 
 
 def _cell(value: object) -> str:

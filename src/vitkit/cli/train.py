@@ -16,6 +16,7 @@ from vitkit.cli import options as opt
 from vitkit.cli.options import echo
 from vitkit.errors import ConfigError, TrainError
 from vitkit.progress import Bar
+from vitkit.storage import is_url
 
 if TYPE_CHECKING:
     from vitkit.training.result import Result
@@ -32,8 +33,8 @@ def train(
     model: Annotated[
         str, Option(help="A name of `vitkit zoo`; chosen from the data when left out.", autocompletion=opt.model_names)
     ] = "",
-    init: Annotated[str | None, Option(help="Fine-tune this checkpoint.")] = None,
-    out: Annotated[str, Option(help="Folder of the run; runs/DATA-N when left out.")] = "",
+    init: Annotated[str | None, Option(help="Fine-tune this checkpoint, a path or URL.")] = None,
+    out: Annotated[str, Option(help="Folder of the run, or a URL; runs/DATA-N when left out.")] = "",
     task: Annotated[str, Option(help="classify, multi-label or regress; by default what the labels ask for.")] = "",
     target: opt.Target = None,
     classes_from: opt.ClassesFrom = "auto",
@@ -56,9 +57,18 @@ def train(
     lora: Annotated[int, Option(help="Rank of low-rank updates; all else is frozen.")] = 0,
     shard: Annotated[bool, Option("--shard", help="Share weights among processes (FSDP).")] = False,
     workers: Annotated[int, Option(help="Loading processes.")] = -1,
+    cache_dir: opt.CacheDir = None,
     cache: Annotated[bool, Option("--cache", help="Decode images once and keep them.")] = False,
     max_bad: Annotated[str, Option(help="Unreadable files that are tolerated.")] = "5%",
+    hang_limit: opt.HangLimit = 600.0,
     seed: Annotated[int, Option(help="Of everything random.")] = 0,
+    track: Annotated[
+        list[str] | None,
+        Option(
+            help="Also feed mlflow or wandb; may be repeated. TensorBoard events are always written.",
+            autocompletion=opt.keys_of("vitkit.training.trackers", "TRACKERS"),
+        ),
+    ] = None,
     resume: Annotated[bool, Option("--resume", help="Resume the run in --out.")] = False,
     restart: Annotated[
         bool, Option("--restart", help="Start the run in --out again at step 0; its checkpoints are kept aside.")
@@ -69,6 +79,9 @@ def train(
     settings: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting; may be repeated.")
     ] = None,
+    engine: opt.Engine = None,
+    address: opt.Address = None,
+    processes: opt.Processes = None,
     as_json: opt.Json = False,
 ) -> None:
     """Train or fine-tune a model on images."""
@@ -85,14 +98,24 @@ def train(
     known = {name: context.params[name] for name in context.params if name in vitkit.TrainConfig.__dataclass_fields__}
     fields = read_settings(config) if config else {}
     fields |= {k: v for k, v in known.items() if getattr(given(k), "name", "") == "COMMANDLINE" or k not in fields}
-    fields |= {"target": fields["target"] or (), "image_size": fields["image_size"] or None}
+    fields |= {
+        "target": fields["target"] or (),
+        "track": fields["track"] or (),
+        "image_size": fields["image_size"] or None,
+    }
     fields |= {"augment": fields["augment"] or None, "budget": fields["budget"] or 0.0}
     fields["out"] = fields["out"] or free_folder(str(fields["data"]))
     made = assign(vitkit.TrainConfig(**checked(fields)), settings or [])  # type: ignore[arg-type]
     if not made.data:
         raise ConfigError("name the images to train on: vitkit train DATA, or data = ... in the file of --config")
-    result = watch(made, started, as_json, resume, restart, accept_changed_data)
-    report(result, made.data, as_json)
+    if opt.check_engine(engine, processes):
+        from vitkit.ray.train import run
+
+        how = {"resume": resume, "restart": restart, "accept": accept_changed_data, "quiet": as_json}
+        result = run(made, address, processes, **how)
+    else:
+        result = watch(made, started, as_json, resume, restart, accept_changed_data)
+    report(result, made.data, as_json, made.out)
 
 
 def watch(
@@ -111,13 +134,14 @@ def watch(
         return run(config, resume=resume, restart=restart, accept_changed_data=accept, watcher=view, started=started)
 
 
-def report(result: Result, data: str, as_json: bool) -> None:
+def report(result: Result, data: str, as_json: bool, out: str = "") -> None:
     from vitkit.world import is_first
 
     if not is_first():
         return None
+    place = out if is_url(out) else str(result.out)
     if as_json:
-        return opt.print_json(result.to_dict())
+        return opt.print_json({**result.to_dict(), "out": place})
     splits = json.loads((result.out / "config.json").read_text(encoding="utf-8"))["splits"]
     counts = {"test": splits.get("test", 0), "validation": splits.get("val") or splits.get("test", 0)}
     rows = []
@@ -129,8 +153,8 @@ def report(result: Result, data: str, as_json: bool) -> None:
         rows.append(("unreadable files", f"{result.bad_files}, listed in {result.out / 'bad-files.csv'}"))
     if result.skipped:
         rows.append(("steps left out", f"{result.skipped}: their loss was not finite"))
-    opt.print_table(("metric", "value"), [*rows, ("model", str(result.out / "best.safetensors"))])
-    return echo(f"Next: vitkit evaluate {result.out} {data}, or vitkit explain {result.out} --data {data}")
+    opt.print_table(("metric", "value"), [*rows, ("model", f"{place}/best.safetensors")])
+    return echo(f"Next: vitkit evaluate {place} {data}, or vitkit explain {place} --data {data}")
 
 
 def replay(

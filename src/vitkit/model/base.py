@@ -6,6 +6,8 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -175,3 +177,20 @@ class VisionModel(Part):
     def embed(self, images: object, **options: object) -> np.ndarray:
         """The features of images, a row for each; images and options as in `vitkit.embed`."""
         return vitkit.embed(self, images, **options)  # type: ignore[arg-type]
+
+    # --- the three methods of huggingface_hub's mixin -------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(cls, name: str, *, revision: str | None = None, **options: object) -> VisionModel:
+        """A model of the hub, owner/name, or from a folder that `save_pretrained` wrote; options of `vitkit.load`."""
+        local = Path(name).expanduser().exists()
+        return vitkit.load(name if local else f"hf:{name}" + (f"@{revision}" if revision else ""), **options)  # type: ignore[arg-type]
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Weights, configuration and a model card in a folder, as they are pushed."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        import_module("vitkit.hub").write_files(self, Path(folder))
+
+    def push_to_hub(self, repo: str, **options: object) -> str:
+        """Upload to owner/name; options as in `vitkit.push`."""
+        return vitkit.push(self, repo, **options)  # type: ignore[arg-type]

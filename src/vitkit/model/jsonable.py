@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -70,7 +71,11 @@ class Jsonable:
             if get_origin(kind) is tuple:
                 if not isinstance(value, (tuple, list)):
                     raise ConfigError(f"{name}={value!r} must be a list")
+                if get_args(kind)[0] is str and not all(isinstance(one, str) and _is_text(one) for one in value):
+                    raise ConfigError(f"{name}={value!r} must be a list of texts without a NUL")
                 self._set(name, tuple(value))
+            elif get_origin(kind) is dict and not isinstance(value, Mapping):
+                raise ConfigError(f"{name}={value!r} must be a table of names and values")
             elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Jsonable):
                 self._set(name, kind.from_dict(value))
             elif words := _words(kind):
@@ -82,9 +87,23 @@ class Jsonable:
             elif kind is bool and not isinstance(value, bool):
                 raise ConfigError(f"{name}={value!r} must be true or false")
             elif kind is float:
-                if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                    raise ConfigError(f"{name}={value!r} must be a finite number")
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or not _finite(value):
+                    raise ConfigError(f"{name}={str(value)[:60]} must be a finite number")
                 self._set(name, float(value))
+            elif kind in (str, str | None) and not _is_text(value):
+                raise ConfigError(f"{name}={value!r} must be text without a NUL")
+
+
+def _is_text(value: object) -> bool:
+    """Or a path, or nothing."""
+    return value is None or (isinstance(value, (str, os.PathLike)) and "\0" not in str(value))
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def _words(kind: object) -> Collection[str]:

@@ -20,7 +20,7 @@ def as_size(value: object, what: str = "image_size") -> Size:
     """224, "224", "224x448" (height x width) or (224, 448) -> (height, width)."""
     sides = value
     if isinstance(value, str):
-        numbers = [int(n) if n.strip().isdecimal() else 0 for n in value.lower().split("x")]
+        numbers = [int(n) if n.strip().isdecimal() and len(n) < 10 else 0 for n in value.lower().split("x")]
         sides = numbers if len(numbers) > 1 else numbers[0]
     pair = tuple(sides) if isinstance(sides, (tuple, list)) else (sides, sides)
     if len(pair) != 2 or not all(type(n) is int and n > 0 for n in pair):

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from vitkit.errors import ConfigError, did_you_mean
-from vitkit.io import parse_json, write_json
+from vitkit.io import read_json, write_json
 from vitkit.model.build import build
 from vitkit.model.config import AnyConfig, ResNetConfig
 from vitkit.model.summary import summarize
@@ -191,7 +191,7 @@ def kept_plan(path: Path, study: Study, sets: Sets, seeds: int, budget: float) -
     """The plan of an earlier start with the same options, or a new one, which is kept."""
     asked = {"data": sets.describe(), "budget": budget, "seeds": seeds}
     with suppress(OSError, ValueError, KeyError, TypeError):
-        known = parse_json(path.read_text(encoding="utf-8"))
+        known = read_json(path)
         if known["asked"] == asked:
             return Plan(int(known["steps"]), float(known["seconds"]))
     plan = for_budget(study, sets, seeds, budget)

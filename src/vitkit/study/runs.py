@@ -25,7 +25,7 @@ from vitkit.checkpoints.family import Checkpoint
 from vitkit.checkpoints.load import adapt
 from vitkit.checkpoints.options import ModelOptions
 from vitkit.data import Augment, Loader, normalise
-from vitkit.io import canonical, parse_json, write_json
+from vitkit.io import canonical, read_json, write_json
 from vitkit.model.build import Model, build
 from vitkit.model.config import AnyConfig, ViTConfig
 from vitkit.plan.memory import Step
@@ -84,7 +84,7 @@ def _chosen(value: object) -> dict[str, object]:
 def recall(run: Run, sets: Sets, folder: Path) -> Outcome | None:
     """The outcome of a finished run, or None."""
     try:
-        known = parse_json((folder / f"{run.key(sets)}.json").read_text(encoding="utf-8"))["result"]
+        known = read_json(folder / f"{run.key(sets)}.json")["result"]
         outcome = {key: known.pop(key) for key in ("accuracy", "losses", "seconds", "cpu_seconds")}
         return Outcome(**outcome, measured=known)
     except (OSError, ValueError, KeyError, TypeError):

@@ -82,7 +82,8 @@ class ClassEvaluation(Evaluation):
         return [["class", *columns, "images"], *([name, *row, f"{images:,}"] for name, row, images in rows)]
 
     def summary(self) -> str:
-        metrics = (("top-1", self.top1), ("top-5", self.top5), ("mAP", self.map))
+        several = self.top5 if len(self.classes) > 5 else None  # of five classes or fewer it is always 100%
+        metrics = (("top-1", self.top1), ("top-5", several), ("mAP", self.map))
         found = "   ".join(f"{word} {percent(value)}" for word, value in metrics if value is not None)
         return f"{found}   loss {self.loss:.4f}   calibration error {percent(self.ece)}   {self.about}"
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from vitkit.data import Source
 from vitkit.errors import ConfigError, DataError
-from vitkit.io import parse_json
+from vitkit.io import read_json
 from vitkit.model.base import find_class
 from vitkit.tasks.trainee import unwrapped
 
@@ -80,7 +80,7 @@ def parse_map(texts: Sequence[str]) -> dict[str, str]:
 
 def _read_map(path: Path) -> dict[str, str]:
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         return {str(theirs): str(name) for theirs, name in dict(found).items()}
     except (OSError, ValueError, TypeError, RecursionError) as e:
         raise DataError(f'{path} is no map of classes ({e}); write an object: {{"zero": "0", ...}}') from e
