@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help chromium demo test fuzz faults test-slow test-all lint types format commands docs tour bench tables clean
+.PHONY: help chromium demo test fuzz faults test-slow test-all lint types format commands docs tour bench bench-full tables clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -37,7 +37,7 @@ test: $(VENV)/installed-dev chromium ## install, then run the tests (under 10 mi
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/installed-dev ## run only the slow tests
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 fuzz: $(VENV)/installed-dev ## open random hostile files for MINUTES (5); findings go to fuzz-findings/
 	$(BIN)/python tests/fuzz/hunt.py $(or $(MINUTES),5)
@@ -69,13 +69,16 @@ $(VENV)/installed-docs: $(VENV)/installed-dev
 	@touch $@
 
 docs: $(VENV)/installed-docs ## build the site into site/; needs no network once installed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --site-dir site
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs site
 
 tour: $(VENV)/installed-docs ## run docs/tour.ipynb and keep its outputs
 	$(BIN)/python docs/make_tour.py
 
-bench: $(VENV)/installed-dev ## measure vitkit beside its peers (under 30 minutes), then write the README's tables
+bench: $(VENV)/installed-dev ## measure vitkit beside its peers (under 45 minutes, resumable), then write the README's tables
 	$(BIN)/python benchmarks/all.py $(ARGS); ended=$$?; $(BIN)/python benchmarks/tables.py && exit $$ended
+
+bench-full: ARGS += --long
+bench-full: bench ## the same, everything whole: some hours, resumable
 
 tables: $(VENV)/installed-dev ## write the README's tables from benchmarks/results/
 	$(BIN)/python benchmarks/tables.py

@@ -1,11 +1,11 @@
 """Timing side by side: several callables interleaved in one run, so that noise meets all of them alike.
 
-A round calls every system in turn, each round starting with another one. From many rounds the minimum is
-kept (the least disturbed by other work) and the median (what a user sees). Ratios are of minima.
+A round calls every system in turn, each round starting with another one. Speeds are medians over the rounds, with
+their quartiles; ratios are taken within each round, where both systems met the same noise, and are medians of these.
 
 The GEMM limit is the time that a model's multiply-adds would take at the speed of one large `F.linear`,
-measured in the same rounds: 100% means that nothing but matrix products is left. Peak memory is measured
-in a process of its own per system: weights, activations and optimiser, without the imported libraries.
+measured in the same rounds (the fastest of each): 100% means that nothing but matrix products is left. Peak memory is
+measured in a process of its own per system: weights, activations and optimiser, without the imported libraries.
 """
 
 from __future__ import annotations
@@ -80,19 +80,36 @@ def compare(
     gemm, gemm_macs = gemm_call()
     times = interleaved({**calls, GEMM: gemm}, seconds, least_rounds)
     limit = min(times.pop(GEMM)) * macs / gemm_macs
-    best = min((min(t) for name, t in times.items() if name != "vitkit"), default=min(map(min, times.values())))
+    peers = {name: t for name, t in times.items() if name != "vitkit"} or times
+    best = min(peers.values(), key=statistics.median)
     return [
         {
             "system": name,
-            "images_per_second": round(images / min(t), 2),
-            "images_per_second_median": round(images / statistics.median(t), 2),
-            "milliseconds": round(1e3 * min(t), 4),
-            "ratio_to_best_peer": round(best / min(t), 3),
+            **speed(t, images),
+            "milliseconds": round(1e3 * statistics.median(t), 4),
+            "ratio_to_best_peer": round(statistics.median(ratios(best, t)), 3),
+            "ratio_quartiles": quartiles(ratios(best, t), 3),
             "of_gemm_limit": round(limit / min(t), 3),
             "rounds": len(t),
         }
         for name, t in times.items()
     ]
+
+
+def speed(times: list[float], images: int) -> dict[str, Any]:
+    """Throughput of a system: the median over the rounds and its quartiles."""
+    rates = [images / t for t in times]
+    return {"images_per_second": round(statistics.median(rates), 2), "quartiles": quartiles(rates, 2)}
+
+
+def ratios(slower: list[float], faster: list[float]) -> list[float]:
+    """How many times as fast, round by round."""
+    return [a / b for a, b in zip(slower, faster, strict=True)]
+
+
+def quartiles(values: list[float], digits: int) -> list[float]:
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return [round(first, digits), round(third, digits)]
 
 
 def megabytes_in_use() -> float:
@@ -119,6 +136,16 @@ def memory_of(script: str, system: str, model: str, batch: int) -> float | None:
     return float(done.stdout.split()[-1]) if done.returncode == 0 else None
 
 
+def commit() -> str:
+    """The commit that is measured, with a + where files differ from it (results and pages made from them aside)."""
+    here = Path(__file__).parent.parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=False).stdout.strip()
+
+    return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", "--", "src") else "")
+
+
 def machine() -> dict[str, Any]:
     """What the figures depend on; no names of hosts, users or folders."""
     model = platform.processor() or platform.machine()
@@ -139,6 +166,7 @@ def machine() -> dict[str, Any]:
         "capability": torch.backends.cpu.get_cpu_capability(),
         "memory_gb": round(psutil.virtual_memory().total / 2**30),
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
         "load_before": round(os.getloadavg()[0], 2),
         "system": platform.system(),
         "python": platform.python_version(),

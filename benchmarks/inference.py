@@ -117,15 +117,16 @@ def measure(name: str, batches: list[int], seconds: float, compiled: bool) -> li
             return run
 
         times = harness.interleaved({n: bound(c) for n, c in calls.items()}, seconds, least_rounds=3)
-        best = {n: min(t) for n, t in times.items()}
-        peer = min(t for n, t in best.items() if not n.startswith("vitkit"))
-        ours = min(best[n] for n in FP32 if n in best)
+        median = {n: statistics.median(t) for n, t in times.items()}
+        peer = min((n for n in times if not n.startswith("vitkit")), key=lambda n: median[n])
+        ours = min((n for n in FP32 if n in times), key=lambda n: median[n])
         for system, t in times.items():
-            row = {"model": name, "batch": batch, "system": system, "images_per_second": round(batch / min(t), 2)}
-            row["images_per_second_median"] = round(batch / statistics.median(t), 2)
-            row["ratio_to_timm"] = round(best["timm"] / min(t), 3)
-            row["ratio_to_best_fp32_peer"] = round(peer / min(t), 3)
-            row["best_fp32_of_vitkit"] = round(peer / ours, 3)
+            row = {"model": name, "batch": batch, "system": system, **harness.speed(t, batch)}
+            against = harness.ratios(times["timm"], t)
+            row["ratio_to_timm"] = round(statistics.median(against), 3)
+            row["ratio_quartiles"] = harness.quartiles(against, 3)
+            row["ratio_to_best_fp32_peer"] = round(statistics.median(harness.ratios(times[peer], t)), 3)
+            row["best_fp32_of_vitkit"] = round(statistics.median(harness.ratios(times[peer], times[ours])), 3)
             if system in answers:
                 same = answers[system].argmax(-1) == expected.argmax(-1)
                 off = (answers[system] - expected).square().mean().sqrt() / expected.std(dim=-1).mean()

@@ -39,9 +39,12 @@ from vitkit.training.log import read
 
 LONGER = TRAIN.replace("--steps 4", "--steps 80") + " --set save_every=0.01"
 RUN = Scenario(LONGER, ("run",), resumed, together=False)
-SINGLE = {k: replace(SCENARIOS[k], arguments=SCENARIOS[k].arguments[:-1] + "1") for k in ("predict", "embed")}
-SCENARIOS |= {"train": RUN, "torchrun": RUN, "torchrun --shard": replace(RUN, arguments=f"{LONGER} --shard"), **SINGLE}
-KILLS = {"train": 40, "torchrun": 20, "torchrun --shard": 12, "predict": 30, "embed": 30}  # how many are wanted
+SINGLE = {k: replace(SCENARIOS[k], arguments=SCENARIOS[k].arguments[:-1] + "1") for k in ("predict", "embed", "index")}
+PRETRAIN = LONGER.replace("train set.npz", "pretrain set.npz", 1)
+SCENARIOS |= {"pretrain": replace(RUN, arguments=PRETRAIN), **SINGLE}
+SCENARIOS |= {"train": RUN, "torchrun": RUN, "torchrun --shard": replace(RUN, arguments=f"{LONGER} --shard")}
+KILLS = {"train": 40, "torchrun": 20, "torchrun --shard": 12, "pretrain": 12}  # how many are wanted
+KILLS |= {"predict": 30, "embed": 30, "index": 20}
 KILLS |= {"tune": 10, "export onnx": 8, "export openvino": 8, "export pt2": 8, "study": 10}
 SECONDS = 600.0  # a run that takes longer hangs
 

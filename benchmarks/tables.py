@@ -1,13 +1,14 @@
 """Write the README's comparison tables, in both languages, from benchmarks/results/: `make tables`.
 
-What was not measured has no table. Each table names the machine and the day; ratios are to the best peer,
-so that a value below 1 says where vitkit loses.
+All tables are of one run of `make bench`: one machine, one commit, one day, which stand above them; what that run did
+not measure has no table. Speeds are medians over interleaved rounds; behind a ratio stand its quartiles over the
+rounds. Ratios are to the best peer, so that a value below 1 says where vitkit loses.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,13 +44,18 @@ def side_by_side(rows: list[dict[str, Any]]) -> Made:
     for (model, batch), case in cases.items():
         best = max(row["images_per_second"] for row in case.values())
         speeds = [_speed(case[s]["images_per_second"], best) if s in case else "-" for s in present]
-        cells.append([model, str(batch), *speeds, f"{case['vitkit']['ratio_to_best_peer']:.2f}x"])
+        ours = case["vitkit"]
+        cells.append([model, str(batch), *speeds, _ratio(ours["ratio_to_best_peer"], ours["ratio_quartiles"])])
     return [MODEL, BATCH, *((SYSTEMS[s], SYSTEMS[s]) for s in present), RATIO], cells
 
 
 def _speed(value: float, best: float) -> str:
     text = f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
     return f"**{text}**" if value == best else text
+
+
+def _ratio(value: float, quartiles: list[float]) -> str:
+    return f"{value:.2f}x ({quartiles[0]:.2f}-{quartiles[1]:.2f})"
 
 
 def loading(rows: list[dict[str, Any]]) -> Made:
@@ -64,27 +70,31 @@ def loading(rows: list[dict[str, Any]]) -> Made:
 
 
 def reaching(rows: list[dict[str, Any]]) -> Made:
-    """Test accuracy that each system reached, and in what time."""
+    """Test accuracy that each system reached: the mean over seeds, with their range where there are several."""
     cells = []
-    for row in rows:
-        last = row["looks"][-1]
-        cells.append([row["data"], SYSTEMS.get(row["system"], row["system"]), f"{last['test']:.2%}"])
-        cells[-1].append(f"{last['seconds'] / 60:.1f}" if "seconds" in last else "-")
-    return [("data", "数据"), ("system", "系统"), ("accuracy", "准确率"), ("minutes", "分钟")], cells
+    for data, system in dict.fromkeys((row["data"], row["system"]) for row in rows):
+        looks = [row["looks"][-1] for row in rows if (row["data"], row["system"]) == (data, system)]
+        found = [100 * look["test"] for look in looks]
+        spread = f" ({min(found):.1f}-{max(found):.1f})" if len(found) > 1 else ""
+        minutes = statistics.mean(look["seconds"] for look in looks) / 60
+        cells.append(
+            [data, SYSTEMS[system], f"{statistics.mean(found):.1f}%{spread}", str(len(found)), f"{minutes:.1f}"]
+        )
+    heads: list[Words] = [("data", "数据"), ("system", "系统"), ("test accuracy", "测试准确率"), ("seeds", "种子数")]
+    return [*heads, ("minutes", "分钟")], cells
 
 
 def running(rows: list[dict[str, Any]]) -> Made:
-    """The speedup of every runtime over timm, by model and batch size; the fastest in bold."""
+    """The speedup of every runtime over timm, by model and batch size."""
     timed = [r for r in rows if "batch" in r]  # the others evaluate trained models
     cases = list(dict.fromkeys((r["model"], r["batch"]) for r in timed))
-    ratios = {(r["system"], r["model"], r["batch"]): r["ratio_to_timm"] for r in timed}
-    best = {case: max(v for (_, *of), v in ratios.items() if tuple(of) == case) for case in cases}
+    found = {(r["system"], r["model"], r["batch"]): (r["ratio_to_timm"], r["ratio_quartiles"]) for r in timed}
     heads: list[Words] = [("speedup over timm", "相对 timm 的加速比")]
     heads += [(f"{model}, {batch}", f"{model}，{batch}") for model, batch in cases]
     cells = []
     for system in dict.fromkeys(r["system"] for r in timed):
-        found = [(ratios.get((system, *case)), best[case]) for case in cases]
-        cells.append([system, *("-" if v is None else f"**{v:.2f}**" if v == top else f"{v:.2f}" for v, top in found)])
+        values = [found.get((system, *case)) for case in cases]
+        cells.append([system, *("-" if value is None else _ratio(*value) for value in values)])
     return heads, cells
 
 
@@ -135,17 +145,16 @@ TABLES: dict[str, tuple[Words, Callable[[list[dict[str, Any]]], Made]]] = {
 
 
 def made(results: Path, language: int) -> str:
-    """All tables for which there are results."""
-    parts = []
-    for name, (title, make) in TABLES.items():
-        path = results / f"{name}.json"
-        if not path.exists():
-            continue
-        found = json.loads(path.read_text(encoding="utf-8"))
-        heads, cells = make(found["rows"])
-        parts.append(
-            f"**{title[language]}** ({machine(found['machine'], path, language)})\n\n{table(heads, cells, language)}"
-        )
+    """All tables of the last `make bench`, under one line about it."""
+    summary = results / "bench.json"
+    if not summary.exists():
+        return ""
+    bench = json.loads(summary.read_text(encoding="utf-8"))
+    parts = [about(bench, language)]
+    for name in (name for name in TABLES if name in bench["minutes"]):
+        title, make = TABLES[name]
+        heads, cells = make(json.loads((results / f"{name}.json").read_text(encoding="utf-8"))["rows"])
+        parts.append(f"**{title[language]}**\n\n{table(heads, cells, language)}")
     return "\n\n".join(parts)
 
 
@@ -155,21 +164,19 @@ def table(heads: list[Words], cells: list[list[Any]], language: int) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def machine(about: dict[str, Any], path: Path, language: int) -> str:
-    """Processor, threads, PyTorch and the day, in words."""
-    torch = about.get("packages", {}).get("torch", "?")
-    day = about.get("date") or committed(path)
-    processor, threads = about.get("cpu", "CPU"), about.get("threads", "?")
+def about(bench: dict[str, Any], language: int) -> str:
+    """Machine, versions, commit and day, in words."""
+    found, minutes = bench["machine"], sum(bench["minutes"].values())
+    cpu, threads, torch = found["cpu"], found["threads"], found["packages"]["torch"]
     if language:
-        return f"{processor}，{threads} 线程，torch {torch}，{day}"
-    return f"{processor}, {threads} thread{'' if threads == 1 else 's'}, torch {torch}, {day}"
-
-
-def committed(path: Path) -> str:
-    """The day a result was kept, for results that do not say when they were made."""
-    command = ["git", "log", "-1", "--format=%cs", "--", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    return done.stdout.strip() or "-"
+        return (
+            f"以下全部来自同一次 `make bench`：{cpu}，{threads} 线程，torch {torch}，提交 {found['commit']}，"
+            f"{found['date']}，共 {minutes:.0f} 分钟。速度为各轮的中位数，括号内为四分位数。"
+        )
+    return (
+        f"All of one `make bench`: {cpu}, {threads} threads, torch {torch}, commit {found['commit']},\n"
+        f"{found['date']}, {minutes:.0f} minutes. Speeds are medians over interleaved rounds, quartiles in brackets."
+    )
 
 
 def put(text: str, tables: str) -> str:
@@ -181,9 +188,16 @@ def put(text: str, tables: str) -> str:
 
 
 def main(root: Path = ROOT, results: Path = RESULTS) -> None:
+    if not (results / "bench.json").exists():
+        raise SystemExit("nothing was measured yet: run `make bench`")
     for name, language in LANGUAGES.items():
         page = root / name
         page.write_text(put(page.read_text(encoding="utf-8"), made(results, language)), encoding="utf-8")
+    bench = json.loads((results / "bench.json").read_text(encoding="utf-8"))
+    if {"forward", "train_step", "time_to_accuracy"} <= bench["minutes"].keys():
+        from figure import draw
+
+        draw(results, root / "docs" / "images" / "bench.png")
 
 
 if __name__ == "__main__":

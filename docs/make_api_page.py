@@ -14,6 +14,8 @@ also those on the pages "Inside". CONTRIBUTING.md says what a promise means.
 The functions have the words of the commands.
 """
 
+ENGINES = ("ray.predictor.Predictor", "spark.predictor", "spark.schema")  # their modules need packages of their own
+
 
 def page() -> str:
     import vitkit
@@ -29,6 +31,7 @@ def page() -> str:
     parts = [TOP]
     for title, found in (("Functions", functions), ("Classes", classes), ("What functions return", returned)):
         parts += [f"## {title}\n", *(f"::: {value.__module__}.{value.__name__}\n" for value in found.values())]
+    parts += ["## On engines\n", *(f"::: vitkit.{name}\n" for name in ENGINES)]
     return "\n".join(parts)
 
 

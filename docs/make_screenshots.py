@@ -51,6 +51,12 @@ def served(models: list[str]) -> Iterator[str]:
         process.wait()
 
 
+def settle(page: Any) -> None:
+    """Until no map or panel is on its way."""
+    while page.evaluate("Boolean(document.querySelector('.frame.waiting, [aria-busy=true]'))"):
+        page.wait_for_timeout(100)
+
+
 def shoot(browser: Any, address: str, name: str, image: Path | None, folder: Path) -> Path:
     width, height, theme, shown, patch = SHOTS[name]
     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme, device_scale_factor=2)
@@ -58,13 +64,14 @@ def shoot(browser: Any, address: str, name: str, image: Path | None, folder: Pat
     page.goto(f"{address}/#{shown}")
     page.wait_for_selector("html[data-ready]")
     if image is not None:
-        with page.expect_response("**/predict*"):
-            page.set_input_files("#file", image)
-    page.wait_for_timeout(2500)
+        page.set_input_files("#file", image)
+        page.locator(".stage figcaption", has_text=image.name).first.wait_for()
+    settle(page)
     if patch is not None:
         box = page.locator(".frame canvas").first.bounding_box()
         page.mouse.move(box["x"] + box["width"] * patch[1], box["y"] + box["height"] * patch[0])
-        page.wait_for_timeout(1500)
+        page.locator(".readout", has_text="Patch").first.wait_for()
+        settle(page)
     path = folder / f"{name}.png"
     save_small(page.screenshot(), path)
     page.close()
@@ -74,7 +81,7 @@ def shoot(browser: Any, address: str, name: str, image: Path | None, folder: Pat
 def save_small(data: bytes, path: Path) -> None:
     """As many pixels as fit into the limit in full colour; only the last resort has 256 colours."""
     whole = Image.open(io.BytesIO(data)).convert("RGB")
-    for scale, colours in ((1, 0), (0.75, 0), (0.6, 0), (0.5, 0), (0.5, 256)):
+    for scale, colours in ((1, 0), (0.75, 0), (0.6, 0), (0.5, 0), (0.45, 0), (0.5, 256)):
         size = round(whole.width * scale), round(whole.height * scale)
         small = whole.resize(size, Image.Resampling.LANCZOS)
         out = io.BytesIO()
