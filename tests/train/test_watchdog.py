@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -69,16 +71,37 @@ def test_who_moves_is_left_alone_and_leaves_nothing(tmp_path: Path, ended: list[
     assert not (tmp_path / "stacks").exists()
 
 
-def test_another_process_can_ask_for_the_stacks(tmp_path: Path, ended: list[int]) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    try:
-        with Watchdog(1000, tmp_path, PAIR):
-            os.kill(os.getpid(), signal.SIGUSR1)
+HANGING = """
+import sys, torch
+from pathlib import Path
+from vitkit.training import watchdog
+from vitkit.world import World
+
+watchdog.gather = lambda value, size: [value]
+for _ in range(2):  # registered, let go, and registered again
+    with watchdog.Watchdog(1000, Path(sys.argv[1]), World(0, 2, torch.device("cpu"))):
+        print("watched", flush=True)
+        sys.stdin.readline()  # hangs until it is told to go on
+    print("left", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_another_process_can_ask_for_the_stacks(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", HANGING, str(tmp_path)], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(2):
+            assert process.stdout.readline() == "watched\n"
+            process.send_signal(signal.SIGUSR1)
             until(lambda: (tmp_path / "stacks" / "rank-0.txt").stat().st_size)
-        assert not ended
-        os.kill(os.getpid(), signal.SIGUSR1)  # too late, and no reason to die
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+            print(file=process.stdin, flush=True)
+            assert process.stdout.readline() == "left\n"
+            process.send_signal(signal.SIGUSR1)  # too late, and no reason to die
+            print(file=process.stdin, flush=True)
+        assert process.wait() == 0
+    assert "most recent call first" in (tmp_path / "stacks" / "rank-0.txt").read_text()
 
 
 @pytest.mark.parametrize(("limit", "world"), [(0.0, PAIR), (0.001, World(0, 1, CPU))], ids=["no limit", "alone"])
