@@ -14,6 +14,7 @@ from vitkit.model.config import (
     RotaryConfig,
     StemConfig,
     ViTConfig,
+    WhitenedStemConfig,
 )
 from vitkit.model.words import TURNABLE
 
@@ -43,6 +44,7 @@ def variants(draw: st.DrawFn) -> dict[str, Any]:
 def configs(draw: st.DrawFn, **fixed: Any) -> ViTConfig:
     """A legal ViTConfig, small enough to run forward and backward in milliseconds."""
     stems = [None, None, StemConfig((1, 1), 8, "small"), StemConfig((), 8, "imagenet", "timm"), ConvStemConfig((4, 8))]
+    stems.append(WhitenedStemConfig((4, 8), (1, 3), 6))
     stem = draw(st.sampled_from(stems))
     stride = stem.stride if stem else 1
     patch = tuple(stride * draw(st.integers(1, 3)) for _ in range(2))

@@ -27,7 +27,14 @@ _PUBLIC = {
     "vitkit.model.base": ("VisionModel", "Outputs"),
     "vitkit.model.vit": ("ViT",),
     "vitkit.model.stem": ("ResNet",),
-    "vitkit.model.config": ("ViTConfig", "ResNetConfig", "ConvStemConfig", "StemConfig", "Preprocessing"),
+    "vitkit.model.config": (
+        "ViTConfig",
+        "ResNetConfig",
+        "ConvStemConfig",
+        "StemConfig",
+        "WhitenedStemConfig",
+        "Preprocessing",
+    ),
     "vitkit.prediction.predicted": ("Prediction", "Predictions"),
     "vitkit.training.config": ("TrainConfig",),
     "vitkit.errors": ("VitkitError",),
@@ -38,7 +45,7 @@ __all__ += ["train", "pretrain", "evaluate", "predict", "embed", "explain", "exp
 __all__ += ["index", "open_index", "push", "pull", "summarize"]  # noqa: RUF022
 __all__ += ["VisionModel", "Outputs", "ViT", "ResNet", "ViTConfig", "ResNetConfig"]  # noqa: RUF022
 __all__ += ["Prediction", "Predictions", "VitkitError"]
-__all__ += ["ConvStemConfig", "StemConfig", "Preprocessing", "TrainConfig"]  # noqa: RUF022
+__all__ += ["ConvStemConfig", "StemConfig", "WhitenedStemConfig", "Preprocessing", "TrainConfig"]  # noqa: RUF022
 
 if TYPE_CHECKING:
     from vitkit.api import embed, evaluate, explain, export, index, predict, pretrain, train
@@ -50,7 +57,14 @@ if TYPE_CHECKING:
     from vitkit.hub import pull, push
     from vitkit.model.base import Outputs, VisionModel
     from vitkit.model.build import create
-    from vitkit.model.config import ConvStemConfig, Preprocessing, ResNetConfig, StemConfig, ViTConfig
+    from vitkit.model.config import (
+        ConvStemConfig,
+        Preprocessing,
+        ResNetConfig,
+        StemConfig,
+        ViTConfig,
+        WhitenedStemConfig,
+    )
     from vitkit.model.stem import ResNet
     from vitkit.model.summary import summarize
     from vitkit.model.vit import ViT

@@ -136,7 +136,13 @@ def test_flexivit_in_a_model(saved) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"patch_embedding": "linear"}, {"stem": vitkit.StemConfig((1,), 16)}, {"stem": vitkit.ConvStemConfig()}]
+    "changes",
+    [
+        {"patch_embedding": "linear"},
+        {"stem": vitkit.StemConfig((1,), 16)},
+        {"stem": vitkit.ConvStemConfig()},
+        {"stem": vitkit.WhitenedStemConfig()},
+    ],
 )
 def test_all_at_once(changes: dict, tmp_path) -> None:
     vitkit.save(peers.randomize(vitkit.create("mu", **changes)), tmp_path / "m.safetensors")

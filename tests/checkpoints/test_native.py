@@ -20,6 +20,7 @@ EVERYTHING = {
     "plain": {},
     "hybrid": {"stem": vitkit.StemConfig((1, 1), width=16), "patch_size": 8},
     "convolutions": {"stem": vitkit.ConvStemConfig((4, 8, 8), (1, 2, 1))},
+    "whitened": {"stem": vitkit.WhitenedStemConfig((4, 8), (2, 1))},
     "map": {"pooling": "map", "class_token": False},
     "relative": {"positions": "relative", "layer_scale": 0.1, "registers": 2},
     "learned-2d": {"positions": "learned-2d", "pre_norm": True, "projection": 12, "classes": 0},

@@ -12,7 +12,7 @@ from peers import randomize
 from vitkit.errors import ConfigError, InputError
 from vitkit.model import blocks, encoder
 from vitkit.model.base import Part, VisionModel
-from vitkit.model.config import ConvStemConfig, ResNetConfig, RotaryConfig, StemConfig, ViTConfig
+from vitkit.model.config import ConvStemConfig, ResNetConfig, RotaryConfig, StemConfig, ViTConfig, WhitenedStemConfig
 
 VIT = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 3, "heads": 2, "mlp_width": 24, "classes": 5}
 MODELS = {
@@ -24,6 +24,7 @@ MODELS = {
     "map": {"pooling": "map", "pre_logits": 6, "positions": "sincos-2d"},
     "hybrid": {"stem": StemConfig((1, 1), 8, "small")},
     "convolutions": {"stem": ConvStemConfig((4, 8))},
+    "whitened": {"stem": WhitenedStemConfig((4, 8, 8), (1, 2, 3))},
 }
 SIZES = [(32, 32), (48, 24)]
 
@@ -153,9 +154,9 @@ def alone(kind: type[Part]) -> Part:
     config: object = ViTConfig(**(values | {"key_bias": False, "mlp_norm": True}))
     wanted: dict[str, object] = {"width": 16, "heads": 2, "mlp_width": 32, "channels": 3, "patch": (4, 4)}
     wanted |= {"kind": blocks.PostNormBlock, "branches": nn.ModuleList([encoder.Block(config)])}
-    wanted |= {"stride": 2, "numerics": "official", "rotary": RotaryConfig("mixed")}
+    wanted |= {"stride": 2, "count": 2, "filters": 8, "numerics": "official", "rotary": RotaryConfig("mixed")}
     stems = {"ResNetStem": StemConfig((1,), 8), "ConvStem": ConvStemConfig(), "ResNet": ResNetConfig(classes=2)}
-    stems["ResNetDStem"] = StemConfig((1,), 8, variant="d")
+    stems |= {"ResNetDStem": StemConfig((1,), 8, variant="d"), "WhitenedStem": WhitenedStemConfig((64,), (1,))}
     wanted["config"] = stems.get(kind.__name__, config)
     asked = [p for p in inspect.signature(kind.__init__).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     return kind(**{p.name: wanted[p.name] for p in asked[1:] if p.default is p.empty})
@@ -168,7 +169,8 @@ def test_parts_made_alone_start_with_proper_weights(kind: type[Part]) -> None:
     del filler
     one, two = alone(kind).state_dict(), alone(kind).state_dict()
     assert all(t.isfinite().all() and t.abs().max() < 10 for t in one.values())
-    assert not one or any(not torch.equal(t, two[n]) for n, t in one.items())
+    fixed = kind.__name__ == "Whitening"  # until it is fitted to images
+    assert not one or fixed or any(not torch.equal(t, two[n]) for n, t in one.items())
 
 
 def test_a_part_alone_draws_what_it_draws_in_a_model() -> None:

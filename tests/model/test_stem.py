@@ -15,9 +15,18 @@ import peers
 from vitkit import create, save
 from vitkit.checkpoints.load import open_checkpoint
 from vitkit.checkpoints.writing import write
-from vitkit.errors import CheckpointError
-from vitkit.model.config import ConvStemConfig, StemConfig
-from vitkit.model.stem import Bottleneck, ConvStem, ResNetStem, StdConv, group_norm, same_padding
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.model.config import ConvStemConfig, StemConfig, ViTConfig, WhitenedStemConfig
+from vitkit.model.stem import (
+    Bottleneck,
+    ConvStem,
+    ResNetStem,
+    StdConv,
+    WhitenedStem,
+    Whitening,
+    group_norm,
+    same_padding,
+)
 
 Array = NDArray[np.float64]
 
@@ -190,9 +199,72 @@ def test_convolutions_by_loops() -> None:
     close(stem(x), y)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_fitted_whitening_makes_patches_white(channels: int) -> None:
+    """Its responses are uncorrelated, and of variance v / (v + 5e-4) for the principal variances v of the patches."""
+    mixed = torch.randn(channels, channels).double()
+    images = (torch.randn(64, channels, 9, 9).double().cumsum(-1) * 0.3).transpose(1, 3) @ mixed
+    images = images.transpose(1, 3)
+    layer = Whitening(channels, 8 * channels).double()
+    layer.fit(images)
+    seen = layer(images)[..., :-1, :-1].transpose(0, 1).flatten(1)[: 4 * channels]  # without the replicated border
+    patches = [images.numpy()[:, :, i : i + 2, j : j + 2].reshape(64, -1) for i in range(8) for j in range(8)]
+    v = np.linalg.eigvalsh(np.mean([p.T @ p / 64 for p in patches], axis=0))[::-1]
+    torch.testing.assert_close(seen @ seen.mT / seen.shape[1], torch.from_numpy(np.diag(v / (v + 5e-4))))
+    assert torch.equal(layer.weight[: 4 * channels], -layer.weight[4 * channels :])
+
+
+def test_whitening_before_it_is_fitted_shows_the_pixels() -> None:
+    images = image(3, 6, 5)
+    seen = Whitening(3, 24).double()(images)
+    assert seen.shape == (1, 24, 6, 5)
+    assert torch.equal(seen[0, 0], images[0, 0])  # the first pixel of the first channel, and its negative
+    assert torch.equal(seen[0, 12], -images[0, 0])
+
+
+def test_more_filters_than_directions_repeat_them() -> None:
+    layer = Whitening(1, 16)
+    layer.fit(torch.rand(9, 1, 8, 8))
+    assert torch.equal(layer.weight[:4], layer.weight[4:8])
+
+
+def test_a_block_of_convolutions_in_plain_words() -> None:
+    """Convolution, max-pool, BatchNorm, GELU; convolution, BatchNorm, GELU; the third adds what it was given."""
+    stem = WhitenedStem(WhitenedStemConfig((4, 6), (1, 3), 8), channels=2).double().eval()
+    peers.randomize(stem)
+    x = torch.nn.functional.gelu(stem.whitening(image(2, 8, 12)))
+    for block in stem.blocks:
+        for turn, (conv, norm) in enumerate(zip(block.convs, block.norms, strict=True)):
+            y = torch.nn.functional.conv2d(x, conv.weight, padding=1)
+            y = torch.nn.functional.max_pool2d(y, 2) if turn == 0 else y
+            mean, var, weight, bias = (
+                t[:, None, None] for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+            )
+            y = torch.nn.functional.gelu((y - mean) / (var + 1e-5).sqrt() * weight + bias)
+            x = y + x if turn == 2 else y
+    torch.testing.assert_close(stem(image(2, 8, 12)), x)
+    assert x.shape == (1, 6, 2, 3)
+
+
+def test_stems_come_back_from_json() -> None:
+    for stem in (ConvStemConfig((4, 8)), WhitenedStemConfig((4, 8), (1, 2)), StemConfig((1, 1), 8)):
+        config = ViTConfig(32, 8, stem=stem)
+        assert ViTConfig.from_json(config.to_json()).stem == stem
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [({"convs": (1,)}, "must be as many"), ({"widths": ()}, "for every block"), ({"filters": 7}, "must be even")],
+)
+def test_wrong_whitened_stems(values: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        WhitenedStemConfig(**values)
+
+
+@pytest.mark.parametrize("stem", [ConvStemConfig(), WhitenedStemConfig()], ids=["plain", "whitened"])
 @pytest.mark.parametrize("to", ["timm", "google"])
-def test_only_our_own_format_holds_plain_convolutions(to: str, tmp_path) -> None:
-    model = create("mu", stem=ConvStemConfig())
+def test_only_our_own_format_holds_plain_convolutions(to: str, stem: object, tmp_path) -> None:
+    model = create("mu", stem=stem)
     save(model, tmp_path / "ours.safetensors")
     with pytest.raises(CheckpointError, match="--to native"):
         write(open_checkpoint(tmp_path / "ours.safetensors"), tmp_path / ("x.npz" if to == "google" else "x.pth"), to)

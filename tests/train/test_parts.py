@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,16 +11,21 @@ from torch import nn
 import vitkit
 from peers import randomize
 from tasks.test_add_one import Toy
+from vitkit.data import Augment, open_data
+from vitkit.data.preprocess import prepare_pixels
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.model.base import Outputs
+from vitkit.model.stem import Whitening
+from vitkit.progress import SILENT
 from vitkit.tasks.classify import Classify
 from vitkit.tasks.classify import classification_loss as loss_of
 from vitkit.tasks.trainee import Teacher, Trainee, drop_patches
 from vitkit.training import optim
 from vitkit.training.config import TrainConfig, assign, parse_duration
 from vitkit.training.optim import Average, Muon, grown_size, orthogonal, rate
-from vitkit.training.parts import add_lora, freeze, plain
+from vitkit.training.parts import add_lora, assemble, freeze, plain
 from vitkit.training.recipe import choose_optimizer
+from vitkit.world import World
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -112,6 +118,24 @@ def test_muon_makes_updates_orthogonal() -> None:
     u, _, v = torch.linalg.svd(matrices, full_matrices=False)
     overlap = (orthogonal(matrices) * (u @ v)).sum((1, 2)) / 16
     assert (overlap > 0.8).all()  # and keeps their directions
+
+
+def test_muon_treats_filters_as_rows_of_one_matrix_and_keeps_their_length() -> None:
+    """Only the direction of filters matters before a norm: their length stays the root of their number."""
+    weight = nn.Parameter(torch.randn(6, 4, 3, 3))
+    before, gradient = weight.detach().clone(), torch.randn(6, 4, 3, 3)
+    weight.grad = gradient
+    Muon([{"params": [weight]}], lr=0.1).step()
+    moved = (before * (6**0.5 / before.norm()) - weight.detach()) / 0.1
+    torch.testing.assert_close(moved.flatten(1), orthogonal(gradient.flatten(1)[None])[0], atol=1e-3, rtol=1e-3)
+
+
+def test_muon_takes_the_filters_of_a_whitened_stem() -> None:
+    model = vitkit.create("hybrid-32px/8")
+    apart = {id(p) for g in optim.groups(model, TrainConfig(optimizer="muon")) if g["apart"] for p in g["params"]}
+    filters = [p for name, p in model.named_parameters() if name.startswith("stem.blocks.") and p.ndim == 4]
+    assert len(filters) == 5
+    assert apart >= {id(p) for p in filters}
 
 
 def test_muon_treats_qkv_as_three_maps() -> None:
@@ -235,3 +259,19 @@ def test_few_blocks_are_fine_tuned_alike(depth: int, changes: dict, lr: float, l
 def test_a_missing_checkpoint_is_not_taken_for_a_name(init: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="neither an existing path nor a known model"):
         vitkit.train(TrainConfig(data="digits", init=init, out=str(tmp_path / "run")))
+
+
+def test_a_new_model_whitens_the_images_it_is_to_learn_from(tmp_path: Path) -> None:
+    """The first layer of an assembled run is fitted to the training images, the same way each time."""
+    data, world = open_data("digits"), World(0, 1, torch.device("cpu"))
+    config = TrainConfig(data="digits", model="hybrid-28px/8", steps=1, batch_size=8, out=str(tmp_path), lr=0.01)
+    config = config.replace(augment=Augment(), optimizer="muon", weight_decay=0.0, workers=0)
+    one, two = (assemble(config, world, data, SILENT).model for _ in range(2))
+    found = one.get_submodule("stem.whitening").get_buffer("weight")
+    assert torch.equal(found, two.get_submodule("stem.whitening").get_buffer("weight"))
+    source = data.split("train")
+    rows = np.unique(np.linspace(0, len(source) - 1, 500).astype(int))
+    images = prepare_pixels(torch.as_tensor(source.pixels[rows]), one.config.preprocessing).float() / 127.5 - 1
+    expected = Whitening(1, 8)
+    expected.fit(images)
+    torch.testing.assert_close(found, expected.weight, atol=1e-4, rtol=1e-4)

@@ -89,7 +89,9 @@ for _ in range(2):  # registered, let go, and registered again
 
 def test_another_process_can_ask_for_the_stacks(tmp_path: Path) -> None:
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", HANGING, str(tmp_path)], stdin=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGING, str(tmp_path)], stdin=pipe, stdout=pipe, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for _ in range(2):

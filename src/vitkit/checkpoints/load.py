@@ -147,7 +147,8 @@ def adapt(checkpoint: Checkpoint, options: ModelOptions) -> Checkpoint:
 def _to_channels(checkpoint: Checkpoint, tensors: dict[str, Tensor], channels: int) -> None:
     config = checkpoint.config
     if isinstance(config, ResNetConfig) or config.stem:
-        first = next(n for n in ("stem.convs.0.weight", "stem.root.0.weight", "stem.root.weight") if n in tensors)
+        names = ("stem.convs.0.weight", "stem.root.0.weight", "stem.root.weight", "stem.whitening.weight")
+        first = next(name for name in names if name in tensors)
         tensors[first] = resize_channels(tensors[first], channels)
     else:
         _change_patches(tensors, config, lambda weight: resize_channels(weight, channels))

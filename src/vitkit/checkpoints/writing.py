@@ -20,7 +20,7 @@ from vitkit.checkpoints.tensors import WITH_LEADING_AXIS, NameMap, Tensors
 from vitkit.errors import CheckpointError, did_you_mean
 from vitkit.io import canonical, replacing, replacing_folder, write_json
 from vitkit.model.base import Outputs
-from vitkit.model.config import ConvStemConfig, Preprocessing, Size, StemConfig, ViTConfig
+from vitkit.model.config import Preprocessing, Size, StemConfig, ViTConfig
 from vitkit.model.patches import linear_to_conv
 from vitkit.model.words import VARIANTS
 
@@ -132,7 +132,7 @@ def held(checkpoint: Checkpoint, format: str, **wanted: object) -> tuple[ViTConf
 def vit_of(checkpoint: Checkpoint, format: str) -> tuple[ViTConfig, dict[str, Tensor]]:
     """A ViT of any kind, with the patches as a convolution."""
     config, tensors = checkpoint.config, dict(checkpoint.tensors)
-    if not isinstance(config, ViTConfig) or isinstance(config.stem, ConvStemConfig):
+    if not isinstance(config, ViTConfig) or not isinstance(config.stem, StemConfig | None):
         what = "a stem of plain convolutions" if isinstance(config, ViTConfig) else "a ResNet"
         raise CheckpointError(f"{format} cannot hold {what}; write it with --to native")
     if config.patch_embedding == "linear":

@@ -22,8 +22,10 @@ from vitkit.model.parts import Preprocessing as Preprocessing
 from vitkit.model.parts import RotaryConfig as RotaryConfig
 from vitkit.model.parts import Size as Size
 from vitkit.model.parts import StemConfig as StemConfig
+from vitkit.model.parts import WhitenedStemConfig as WhitenedStemConfig
 from vitkit.model.parts import as_size as as_size
 from vitkit.model.parts import check_divisible as check_divisible
+from vitkit.model.parts import stem_from_dict
 from vitkit.model.words import ACTIVATIONS as ACTIVATIONS
 from vitkit.model.words import BLOCKS as BLOCKS
 from vitkit.model.words import NORMS as NORMS
@@ -161,8 +163,7 @@ class ViTConfig(ModelConfig):
     def __post_init__(self) -> None:
         self._set("patch_size", as_size(self.patch_size, "patch_size"))
         if isinstance(self.stem, dict):
-            kind: type[AnyStem] = ConvStemConfig if "widths" in self.stem else StemConfig
-            self._set("stem", kind.from_dict(self.stem))
+            self._set("stem", stem_from_dict(self.stem))
         if isinstance(self.rotary, dict):
             self._set("rotary", RotaryConfig.from_dict(self.rotary))
         for name in ("layer_scale", "embedding_dropout", "mlp_dropout"):

@@ -131,6 +131,41 @@ class ConvStemConfig(Jsonable):
 
 
 @dataclass(frozen=True)
+class WhitenedStemConfig(Jsonable):
+    """A whitening 2x2 convolution, then blocks of 3x3 convolutions with BatchNorm and GELU that each halve the map.
+
+    What the speed records on CIFAR-10 begin with (Jordan 2024, airbench). `widths` are the channels of each block,
+    `convs` its convolutions, `filters` the channels of the whitening convolution, which is frozen.
+    """
+
+    widths: tuple[int, ...] = (32, 96, 128)
+    convs: tuple[int, ...] = (2, 2, 1)
+    filters: int = 24
+
+    def __post_init__(self) -> None:
+        self.check_fields()
+        for name in ("widths", "convs"):
+            if not (values := getattr(self, name)) or not all(type(n) is int and n > 0 for n in values):
+                raise ConfigError(f"stem.{name}={values!r} must list a number for every block, such as (2, 2, 1)")
+        if len(self.widths) != len(self.convs):
+            raise ConfigError(f"stem.widths={self.widths} and stem.convs={self.convs} must be as many")
+        if self.filters < 2 or self.filters % 2:
+            raise ConfigError(f"stem.filters={self.filters} must be even: each filter comes with its negative")
+
+    @property
+    def stride(self) -> int:
+        return int(2 ** len(self.widths))
+
+    @property
+    def out_channels(self) -> int:
+        return self.widths[-1]
+
+    @property
+    def blocks(self) -> int:
+        return sum(self.convs)
+
+
+@dataclass(frozen=True)
 class RotaryConfig(Jsonable):
     """Rotary positions: queries and keys are turned by angles that grow with the row and the column.
 
@@ -180,7 +215,13 @@ ROTARY_KINDS = {  # which kinds read a field
 }
 
 
-AnyStem = StemConfig | ConvStemConfig
+AnyStem = StemConfig | ConvStemConfig | WhitenedStemConfig
+
+
+def stem_from_dict(values: dict[str, object]) -> AnyStem:
+    """Which of them it is, is told by its fields."""
+    kind: type[AnyStem] = WhitenedStemConfig if "convs" in values else ConvStemConfig
+    return (kind if "widths" in values else StemConfig).from_dict(values)
 
 
 def check_divisible(image: Size, patch: Size, error: type[VitkitError] = ConfigError) -> None:

@@ -1,4 +1,4 @@
-"""What may stand before the patches: the hybrids' ResNet (also the CNN baseline's trunk), or a few convolutions.
+"""What may stand before the patches: the hybrids' ResNet (also the CNN baseline's trunk), or convolutions.
 
 The ResNet is a post-activation bottleneck ResNet with weight-standardised convolutions and GroupNorm, as in the
 official hybrid models. Padding is "SAME" in the TensorFlow sense: with stride 2 the extra row and
@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.model.base import Part, VisionModel, layer_numbers, lecun_normal_
-from vitkit.model.config import AnyStem, ConvStemConfig, ResNetConfig, StemConfig
+from vitkit.model.config import AnyStem, ConvStemConfig, ResNetConfig, StemConfig, WhitenedStemConfig
 from vitkit.model.patches import to_tileable
-from vitkit.model.resnet_d import ResNetDStem
+from vitkit.model.resnet_d import BatchNorm, ResNetDStem
 
 GROUP_NORM_EPS = {"official": 1e-6, "timm": 1e-5}
+WHITENING_EPS = 5e-4  # added to variances of pixels: directions with hardly any are noise
 
 
 def same_padding(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
@@ -138,11 +139,90 @@ class ConvStem(Part):
             nn.init.kaiming_normal_(parameter, nonlinearity="relu") if parameter.ndim > 1 else nn.init.zeros_(parameter)
 
 
+class Whitening(Part):
+    """A frozen 2x2 convolution, `filters` with their negatives; only its bias learns.
+
+    `fit` makes the filters the principal components of the data's 2x2 patches, scaled to variance 1 each: what
+    follows sees directions that are equally strong, and learns sooner. Before that they are the pixels themselves.
+    """
+
+    weight: Tensor
+
+    def __init__(self, channels: int, filters: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(filters, channels, 2, 2))
+        self.bias = nn.Parameter(torch.zeros(filters))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.conv2d(F.pad(images, (0, 1, 0, 1), mode="replicate"), self.weight, self.bias)
+
+    def init_weights(self) -> None:
+        self._use(torch.eye(self.weight[0].numel()))
+        nn.init.zeros_(self.bias)
+
+    @torch.no_grad()
+    def fit(self, images: Tensor) -> None:
+        """B C H W, normalised as the model wants them."""
+        patches = images.double().unfold(2, 2, 1).unfold(3, 2, 1)  # B C H-1 W-1 2 2
+        patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)  # M K, with K = 4C
+        variances, directions = torch.linalg.eigh(patches.mT @ patches / len(patches))  # the least first
+        self._use((directions / (variances + WHITENING_EPS).sqrt()).mT.flip(0))
+
+    def _use(self, rows: Tensor) -> None:
+        half = len(self.weight) // 2
+        rows = rows.repeat(-(-half // len(rows)), 1)[:half]  # grey images have four directions: they repeat
+        self.weight.copy_(torch.cat((rows, -rows)).view(self.weight.shape))
+
+
+class ConvBlock(Part):
+    """3x3 convolutions with BatchNorm and GELU; the first is pooled to half the map, the third and later are added."""
+
+    def __init__(self, channels: int, width: int, count: int) -> None:
+        super().__init__()
+        inputs = [channels] + [width] * (count - 1)
+        self.convs = nn.ModuleList(nn.Conv2d(i, width, 3, padding=1, bias=False) for i in inputs)
+        self.norms = nn.ModuleList(BatchNorm(width) for _ in inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for turn, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            y = conv(x)
+            y = F.gelu(norm(y if turn else F.max_pool2d(y, 2)))
+            x = x + y if turn > 1 else y
+        return x  # B width H/2 W/2
+
+    def init_weights(self) -> None:
+        """The first filters pass their channel on; the others are random."""
+        for conv in self.convs:
+            nn.init.kaiming_uniform_(conv.weight, a=5**0.5)
+            nn.init.dirac_(conv.weight[: conv.in_channels])
+
+
+class WhitenedStem(Part):
+    """Whitening, then blocks of convolutions."""
+
+    def __init__(self, config: WhitenedStemConfig, channels: int) -> None:
+        super().__init__()
+        self.whitening = Whitening(channels, config.filters)
+        inputs = (config.filters, *config.widths[:-1])
+        self.blocks = nn.Sequential(*map(ConvBlock, inputs, config.widths, config.convs))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.gelu(self.whitening(images.contiguous(memory_format=torch.channels_last)))
+        return self.blocks(x)  # B out_channels H/stride W/stride
+
+    def init_weights(self) -> None:
+        for part in (self.whitening, *self.blocks):
+            part.init_weights()
+
+
 STEMS: dict[str, type[ResNetStem | ResNetDStem]] = {"v2": ResNetStem, "d": ResNetDStem}
+AnyStemPart = ResNetStem | ResNetDStem | ConvStem | WhitenedStem
 
 
-def build_stem(config: AnyStem, channels: int) -> ResNetStem | ResNetDStem | ConvStem:
-    return STEMS[config.variant](config, channels) if isinstance(config, StemConfig) else ConvStem(config, channels)
+def build_stem(config: AnyStem, channels: int) -> AnyStemPart:
+    if isinstance(config, StemConfig):
+        return STEMS[config.variant](config, channels)
+    return WhitenedStem(config, channels) if isinstance(config, WhitenedStemConfig) else ConvStem(config, channels)
 
 
 class ResNet(VisionModel):

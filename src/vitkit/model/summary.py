@@ -24,7 +24,7 @@ from vitkit.model.head import MapPool
 from vitkit.model.patches import PatchEmbedding
 from vitkit.model.positions import PositionPart, Positions
 from vitkit.model.resnet_d import BatchNorm
-from vitkit.model.stem import ResNetStem, StdConv
+from vitkit.model.stem import ResNetStem, StdConv, Whitening
 from vitkit.model.vit import ViT
 
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, BatchNorm)
@@ -98,7 +98,7 @@ def layer_table(model: Model, as_run: bool = False) -> list[Layer]:
         params = sum(p.numel() for p in own)
         rows[name] = Layer(name=name, kind=type(module).__name__, shape=list(out.shape), params=params, macs=macs)
 
-    kinds = (nn.Linear, nn.Conv2d, *NORMS, PatchEmbedding, PositionPart, Attention, MapPool)
+    kinds = (nn.Linear, nn.Conv2d, Whitening, *NORMS, PatchEmbedding, PositionPart, Attention, MapPool)
     for name, module in model.named_modules():
         if isinstance(module, kinds) or (isinstance(module, Block) and module.scale1 is not None):
             module.register_forward_hook(partial(note, name))
@@ -119,7 +119,7 @@ def _macs(module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor, hybrid: bo
     """Multiply-adds of the module itself for a batch of one."""
     if isinstance(module, NORMS):
         return 5 * out.numel() if hybrid else 0
-    if isinstance(module, (nn.Linear, nn.Conv2d, PatchEmbedding)):
+    if isinstance(module, (nn.Linear, nn.Conv2d, Whitening, PatchEmbedding)):
         standardised = 4 * module.weight.numel() if hybrid and isinstance(module, StdConv) else 0
         return out.numel() * module.weight[0].numel() + standardised
     if isinstance(module, Attention):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from vitkit.errors import ConfigError, did_you_mean
-from vitkit.model.config import AnyConfig, ConvStemConfig, ResNetConfig, StemConfig, ViTConfig
+from vitkit.model.config import AnyConfig, ConvStemConfig, ResNetConfig, StemConfig, ViTConfig, WhitenedStemConfig
 
 
 def _vit(size: int, patch: int, width: int, depth: int, heads: int, mlp_width: int, **more: object) -> ViTConfig:
@@ -25,6 +25,8 @@ _MEAN = {"pooling": "mean", "class_token": False, "classes": 10}
 _R, _R26, _R50 = StemConfig(()), StemConfig((2, 2, 2, 2)), StemConfig((3, 4, 6, 3))
 _C8, _C28 = ConvStemConfig((32, 64), (1, 1)), ConvStemConfig((16, 32), (2, 1))
 _C32 = ConvStemConfig((64, 128), (2, 2))
+_W28, _W32 = WhitenedStemConfig((16, 48, 96), (1, 2, 1), 8), WhitenedStemConfig((32, 96, 128), (2, 2, 1))
+_W32L, _W96 = WhitenedStemConfig((64, 128, 256), (2, 2, 2)), WhitenedStemConfig((32, 64, 96, 192), (1, 1, 2, 1))
 _R50_16 = StemConfig((3, 4, 9))  # the third stage takes the blocks of the fourth, to stop at stride 16
 
 # fmt: off
@@ -52,6 +54,11 @@ ZOO: dict[str, AnyConfig] = {
     "conv+8px/2":   _vit(  8,   2,    64,   3,   4,   256, stem=_C8, channels=1, **_MEAN),
     "conv+28px/8":  _vit( 32,   8,    96,   2,   4,   384, stem=_C28, channels=1, **_MEAN),  # enlarged to 32
     "conv+32px/8":  _vit( 32,   8,   128,   4,   4,   256, stem=_C32, **_MEAN),
+    # the same with a whitened stem, whose filters Muon trains: the best that minutes on a CPU can buy
+    "hybrid-28px/8":   _vit(32, 8,   96,   2,   4,   192, stem=_W28, channels=1, **_MEAN),  # enlarged to 32
+    "hybrid-32px/8":   _vit(32, 8,  128,   2,   4,   256, stem=_W32, **_MEAN),
+    "hybrid-32px/8-l": _vit(32, 8,  256,   4,   4,   512, stem=_W32L, **_MEAN),
+    "hybrid-96px/16":  _vit(96, 16, 192,   4,   4,   384, stem=_W96, **_MEAN),
     # the CNN that ViT is compared with
     "resnet-26":    _resnet(224, (2, 2, 2, 2)),
     "resnet-50":    _resnet(224, (3, 4, 6, 3)),

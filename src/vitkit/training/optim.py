@@ -21,6 +21,7 @@ Optimizers = list[torch.optim.Optimizer]
 # Weights that are tables or gains and not maps: decaying them only makes the model forget.
 _TOKENS = ("class_token", "distillation_token", "registers")
 _NO_DECAY = (*_TOKENS, "positions.", "rotary.", ".relative.", "probe", "scale1", "scale2")
+_FILTERS = "stem.blocks."  # convolutions with a norm behind them
 
 
 class Group(TypedDict):
@@ -41,7 +42,7 @@ class Kind:
     batch: int
     power: float  # how it grows with the batch
     decay: float  # of the weights
-    matrices: bool = False  # the matrices of the blocks come in groups of their own, `apart`
+    matrices: bool = False  # the matrices of the blocks, and filters, come in groups of their own, `apart`
 
 
 def groups(model: nn.Module, config: TrainConfig, beside: Iterable[tuple[str, nn.Parameter]] = ()) -> list[Group]:
@@ -55,7 +56,7 @@ def groups(model: nn.Module, config: TrainConfig, beside: Iterable[tuple[str, nn
         table = parameter.ndim < 2 or any(word in name for word in _NO_DECAY)
         block, late = name.startswith("encoder.blocks."), name.startswith(("norm.", "head.", "task."))
         layer = 1 + int(name.split(".")[2]) if block else depth + 1 if late else 0  # the embedding is 0
-        matrix = not table and block and parameter.ndim == 2
+        matrix = not table and ((block and parameter.ndim == 2) or name.startswith(_FILTERS))
         factor = config.layer_decay ** (depth + 1 - layer) if depth else 1.0
         key = (apart and matrix, 0.0 if table else config.weight_decay, factor)
         found.setdefault(key, []).append(parameter)
@@ -111,7 +112,7 @@ MUON_ADAM_SHARE = 0.15
 
 
 def muon(parts: list[Group], config: TrainConfig) -> Optimizers:
-    """Two: Muon takes the matrices of the blocks, AdamW the rest."""
+    """Two: Muon takes the matrices of the blocks and the filters of a whitened stem, AdamW the rest."""
     matrices, rest = ([g for g in parts if g["apart"] == apart] for apart in (True, False))
     found: Optimizers = [Muon(matrices, lr=config.lr)] if matrices else []
     return found + (adamw(rest, config, MUON_ADAM_SHARE if matrices else 1.0) if rest else [])
@@ -121,7 +122,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose update is made orthogonal (Jordan et al. 2024), for matrices of hidden layers.
 
     The Newton-Schulz steps run in bf16 on a GPU and in fp32 on a CPU, where bf16 is slow. Matrices of
-    one shape are treated as one batch. The fused qkv is three maps and is treated as three.
+    one shape are treated as one batch. The fused qkv is three maps and is treated as three. A filter bank is the
+    matrix of its flattened filters; a norm behind it makes its length meaningless, so it is kept at one.
     """
 
     def __init__(self, params: Iterable[Mapping[str, object]], lr: float, momentum: float = 0.95) -> None:
@@ -139,15 +141,15 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(parameter.grad)
                 buffer = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
                 update = parameter.grad.lerp(buffer, group["momentum"])  # Nesterov
-                by_shape.setdefault(parameter.shape, []).append((parameter, update))
+                by_shape.setdefault(parameter.shape, []).append((parameter, update.flatten(1)))
             for shape, pairs in by_shape.items():
-                parts = 3 if shape[0] == 3 * shape[1] else 1
+                parts, filters = 3 if shape[0] == 3 * shape[1] else 1, len(shape) == 4
                 stack = torch.stack([u for _, u in pairs]).unflatten(1, (parts, -1)).flatten(0, 1)
                 rows, columns = stack.shape[-2:]
                 stack = orthogonal(stack) * max(1.0, rows / columns) ** 0.5
                 for (parameter, _), update in zip(pairs, stack.unflatten(0, (-1, parts)).flatten(1, 2), strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(update.to(parameter), alpha=-group["lr"])
+                    length = shape[0] ** 0.5 / parameter.norm() if filters else 1 - group["lr"] * group["weight_decay"]
+                    parameter.mul_(length).add_(update.to(parameter).view(shape), alpha=-group["lr"])
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:

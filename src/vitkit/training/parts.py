@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from vitkit.checkpoints.family import Checkpoint
 from vitkit.checkpoints.load import load, open_checkpoint
 from vitkit.checkpoints.options import ModelOptions
-from vitkit.data import Augment, BadFiles, Loader, Source, cached, evaluation_split
+from vitkit.data import Augment, BadFiles, Loader, Source, cached, evaluation_split, normalise
 from vitkit.data.dataset import Dataset
 from vitkit.data.keys import permutation
 from vitkit.errors import ConfigError, DataError
@@ -21,6 +21,7 @@ from vitkit.evaluation import evaluation_loader
 from vitkit.model.attention import Attention
 from vitkit.model.base import VisionModel
 from vitkit.model.build import Model, create, outline
+from vitkit.model.stem import WhitenedStem
 from vitkit.model.vit import ViT
 from vitkit.progress import Progress
 from vitkit.storage import workplace
@@ -32,6 +33,7 @@ from vitkit.training.config import TrainConfig
 from vitkit.world import World, ensure_group
 
 EVALUATED = 1_000  # images that pre-training is evaluated on
+WHITENED = 500  # images that tell the whitening filters
 Loaders = tuple[Loader, Loader | None, Loader | None]  # of the splits train, val, test
 
 
@@ -105,6 +107,7 @@ def assemble(
         torch.manual_seed(config.seed)
         model = create(config.model, **_options(config, classes=task.count).changes)
         model.outputs = task.outputs
+        fit_stem(model, data.split("train"))
     model = model.to(world.device)
     freeze(model, config.freeze)
     add_lora(model, config.lora)
@@ -127,6 +130,16 @@ def assemble(
     scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
     models = (model, trainee, wrapped, average, optimizers, learning, scaler)
     return Parts(config, world, task, *models, *loaders(config, world, data, model, task))
+
+
+def fit_stem(model: Model, source: Source) -> None:
+    """The whitening filters of a new model, from images that are spread over the set; the same in every process."""
+    if not isinstance(model, ViT) or not isinstance(model.stem, WhitenedStem):
+        return
+    some = np.unique(np.linspace(0, len(source) - 1, num=min(WHITENED, len(source))).astype(int))
+    pre = model.config.preprocessing
+    batches = evaluation_loader(source.take(some), model.config)
+    model.stem.whitening.fit(torch.cat([normalise(batch.images, pre) for batch in batches]))
 
 
 def loaders(config: TrainConfig, world: World, data: Dataset, model: Model, task: Task) -> Loaders:

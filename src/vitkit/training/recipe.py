@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,10 +28,12 @@ Choices = dict[str, object]  # for fields of the configuration that were left op
 FEW = 5_000  # images; fewer are learned by heart without dropout
 VIEWS = 8  # of every image, where a frozen backbone is to see augmented ones
 SHALLOW = 8  # blocks; fewer are fine-tuned at one learning rate
+LARGER = 0.02  # seconds of a budget for each image of 32 pixels, from which a larger model reaches more
+SMOOTHED = 0.1  # share of the target that a new classifier spreads over all classes
 _SMALL = (  # images up to so many pixels, the model, what it is made for
     (12, "conv+8px/2", "8 pixels"),
-    (30, "conv+28px/8", "28 pixels, enlarged to 32: few tokens, quick to learn"),
-    (48, "conv+32px/8", "32 pixels: few tokens, quick to learn"),
+    (30, "hybrid-28px/8", "28 pixels, enlarged to 32: convolutions, then few tokens"),
+    (48, "hybrid-32px/8", "32 pixels: convolutions, then few tokens"),
 )
 
 
@@ -47,7 +50,7 @@ def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig |
         reasons += stated
         if config.augment is not None:
             config = config.replace(augment=drop_unsafe_flip(config.augment, source.flip_safe))
-    batch = config.batch_size or choose_batch(count, world)
+    batch = config.batch_size or choose_batch(count, world, tiny=not fine and max(size) <= _SMALL[-1][0])
     if batch % world.size:
         raise ConfigError(f"--batch-size {batch} must be divided by the {world.size} processes")
     choices: Choices = {"batch_size": batch, "loss": task.loss_name}
@@ -88,7 +91,7 @@ def fill_model(
         return {}
     if config.model:
         return {} if "channels" in config.changes else {"changes": {"channels": source.channels, **config.changes}}
-    name, changes, why = choose_model(size, source.channels, world)
+    name, changes, why = choose_model(size, source.channels, world, config.budget / len(source))
     pixels = config.image_size or config.changes.get("image_size") or changes.pop("image_size", None)
     changes.pop("image_size", None)
     if pixels is not None and config.image_size is None:
@@ -156,8 +159,8 @@ def image_size(source: Source) -> Size:
     return int(height), int(width)
 
 
-def choose_model(size: Size, channels: int, world: World) -> tuple[str, Choices, str]:
-    """A name of the zoo, changes to it, and why.
+def choose_model(size: Size, channels: int, world: World, seconds: float = 0.0) -> tuple[str, Choices, str]:
+    """A name of the zoo, changes to it, and why; `seconds` are those of a budget for each image.
 
     Small images: convolutions before few tokens. One pass over MNIST, Muon: 98.5% at 940 img/s with
     convolutions of stride 2 and 1 before 16 tokens, 98.6% at 720 with stride 1 and 2, 98.1% at 570 with 49 tokens,
@@ -167,15 +170,17 @@ def choose_model(size: Size, channels: int, world: World) -> tuple[str, Choices,
     same: Choices = {"channels": channels}
     for pixels, name, why in _SMALL:
         if max(size) <= pixels:
+            if name == "hybrid-32px/8" and seconds > LARGER:
+                return f"{name}-l", same, f"made for images of {why}; the larger one, for there is time"
             return name, same, f"made for images of {why}"
     if world.device.type == "cpu":
         return "vit-ti/16", {**same, "image_size": 128}, "a small one of the paper's shape, for a CPU"
     return "vit-s/16", same, "a good start on a GPU; larger ones want more data"
 
 
-def choose_batch(count: int, world: World) -> int:
+def choose_batch(count: int, world: World, tiny: bool = False) -> int:
     """Large enough to keep the machine busy, small enough for a few hundred steps an epoch."""
-    batch = 64 if world.device.type == "cpu" else 256
+    batch = (128 if tiny else 64) if world.device.type == "cpu" else 256
     while batch > 16 and count // batch < 20:
         batch //= 2
     return max(world.size, batch // world.size * world.size)
@@ -215,5 +220,8 @@ def choose_augmentation(config: TrainConfig, task: Task, source: Source, reasons
     why = task.why_augmentation if name == task.augmentation else ""
     if not source.flip_safe:
         why = ", without mirror images"
+    chosen = drop_unsafe_flip(preset(name), source.flip_safe)
+    if name == "light" and config.init is None and task.outputs.kind == "classes" and not task.pretrains:
+        chosen, why = replace(chosen, smoothing=SMOOTHED), f"{why}, targets smoothed by {SMOOTHED:g}"
     reasons.append(f"augmentation: {name}{why}")
-    return {"augment": drop_unsafe_flip(preset(name), source.flip_safe)}
+    return {"augment": chosen}
