@@ -31,7 +31,7 @@ from vitkit.checkpoints.family import Checkpoint
 from vitkit.data import Batch, Dataset, normalise
 from vitkit.data.order import Order, stratified_order
 from vitkit.errors import ConfigError
-from vitkit.evaluation.linear import Minimised
+from vitkit.evaluation.linear import FOLDS, Minimised
 from vitkit.evaluation.run import evaluating
 from vitkit.model.config import AnyConfig, Size, ViTConfig
 from vitkit.progress import SILENT
@@ -52,7 +52,8 @@ LEAST_GRID = 7  # patches along the shorter side: below, photographs are hardly 
 STEPS, LEAST_STEPS, LEAST_BATCH = 40, 8, 8
 LEAST_IMAGES = 16  # of a split that is evaluated
 ENOUGH_IMAGES = 100  # of validation, for several looks
-HEAD_WORK = 2500.0  # evaluations of the objective by which a head on features is found, cross-validation included
+HEAD_WORK = 4000.0  # evaluations of the objective by which a head on features is found: 3,973 for the digits
+HEAD = 0.25  # of a budget; beyond, one part of the images is held out to choose its strength, not five in turn
 _READ = 16  # images from which the cost of reading is taken
 
 
@@ -95,6 +96,7 @@ class Cut:
     passes: float  # over all training images
     whole: bool  # enough to learn from, and every test image evaluated
     needs: float  # the shortest budget that could be kept
+    folds: int = FOLDS  # of the cross-validation of a head
 
 
 def cut_steps(wanted: Wanted, costs: Costs, spent: float) -> Cut:
@@ -135,7 +137,9 @@ def _affordable(count: int, seconds: float, each: float) -> int:
 def cut_features(wanted: Wanted, costs: Costs, spent: float) -> Cut:
     """A head on a frozen backbone: every image is seen once (or in several views), then the head learns."""
     left = wanted.budget - spent - AFTER
-    each = costs.evaluated * wanted.views + costs.head
+    folds = 1 if wanted.train * costs.head > HEAD * wanted.budget else FOLDS
+    head = costs.head if folds == FOLDS else 1.5 * costs.head / FOLDS
+    each = costs.evaluated * wanted.views + head
     needed = wanted.train * each + (wanted.validation + wanted.test) * costs.evaluated
     train, validation, test = wanted.train, wanted.validation, wanted.test
     if needed > left:
@@ -145,7 +149,7 @@ def cut_features(wanted: Wanted, costs: Costs, spent: float) -> Cut:
     least = min(LEAST_IMAGES, wanted.validation) + min(LEAST_IMAGES, wanted.test)
     needs = spent + AFTER + min(wanted.train, 4 * LEAST_IMAGES) * each + least * costs.evaluated
     passes = wanted.views * train / max(1, wanted.train)
-    return Cut(train, validation, test, wanted.batch, 1, train * each, passes, needed <= left, needs)
+    return Cut(train, validation, test, wanted.batch, 1, train * each, passes, needed <= left, needs, folds)
 
 
 # --- choosing ----------------------------------------------------------------------------------------
@@ -256,7 +260,10 @@ def keep(
         changes["batch_size"] = cut.batch
     if changes:  # what follows from them, such as the learning rate, is chosen again
         config, reasons = complete(asked.replace(**changes), data, world, init.config if init else None)
-    seconds = {"step": costs.step(cut.batch), "evaluated image": costs.evaluated, "head": costs.head * cut.train}
+    seconds = {"step": costs.step(cut.batch), "evaluated image": costs.evaluated}
+    if config.head == "converge":
+        head = cut.learning - cut.train * wanted.views * costs.evaluated
+        seconds = {"evaluated image": costs.evaluated, "head": head, "folds": cut.folds}
     kept: dict[str, object] = {"costs": seconds}
     kept |= {"evaluations": cut.evaluations} if config.head != "converge" else {}
     for split, count, there in _splits(cut, wanted):

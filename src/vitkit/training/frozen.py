@@ -20,7 +20,7 @@ from vitkit.data.identity import digest
 from vitkit.data.order import stratified_order
 from vitkit.errors import TrainError
 from vitkit.evaluation.features import Features, features
-from vitkit.evaluation.linear import Linear, fit
+from vitkit.evaluation.linear import FOLDS, Linear, fit
 from vitkit.io import canonical
 from vitkit.storage import workplace
 from vitkit.training.advice import Curves
@@ -95,7 +95,7 @@ class FrozenRun:
     def time_is_over(self) -> bool:
         """Whether what is left of a budget is needed for the head."""
         config = self.parts.config
-        after = AFTER + float(config.costs.get("head", 0.0))  # type: ignore[arg-type]
+        after = AFTER + float(str(config.costs.get("head", 0.0)))
         return bool(config.budget) and time.monotonic() - self.started > config.budget - after
 
     def key(self) -> str:
@@ -126,7 +126,9 @@ class FrozenRun:
         source = self.parts.loader.source
         x = torch.cat([f.values for f in known]) if len(known) > 1 else known[0].values
         labels = torch.cat([f.labels for f in known])
-        head = fit(self.parts.task, x, labels, source.groups[known[0].indices], self.parts.config.seed, self.watcher)
+        groups, config = source.groups[known[0].indices], self.parts.config
+        folds = int(str(config.costs.get("folds", FOLDS)))
+        head = fit(self.parts.task, x, labels, groups, config.seed, self.watcher, folds)
         if not all(torch.isfinite(t).all() for t in (head.weight, head.bias)):
             raise TrainError("some features are not finite numbers, and no head can learn from them; check --init")
         score = self.parts.task.score

@@ -98,11 +98,11 @@ class Loop:
     def expected_evaluation(self) -> float:
         """Seconds, by what was measured before a run with a budget."""
         count = len(self.parts.validation.source) if self.parts.validation is not None else 0
-        return float(self.config.costs.get("evaluated image", 0.0)) * count  # type: ignore[arg-type]
+        return float(str(self.config.costs.get("evaluated image", 0.0))) * count
 
     def slowdown(self, step: float) -> float:
         """How much slower steps are than they were measured, while nothing was evaluated that would tell."""
-        measured = float(self.config.costs.get("step", 0.0))  # type: ignore[arg-type]
+        measured = float(str(self.config.costs.get("step", 0.0)))
         return max(1.0, step / measured) if measured and not self.evaluation_total else 1.0
 
     # --- the loop ----------------------------------------------------------------------------------
