@@ -23,9 +23,10 @@ from vitkit.data.order import stratified_order, stratified_part
 from vitkit.errors import ConfigError
 from vitkit.evaluation.features import features
 from vitkit.model import zoo
-from vitkit.training import budget, run
-from vitkit.training.budget import Chooser, Costs, Wanted, cut_features, cut_steps
+from vitkit.training import budget, costs, run
+from vitkit.training.budget import Chooser, Wanted, cut_features, cut_steps
 from vitkit.training.config import TrainConfig
+from vitkit.training.costs import Costs
 from vitkit.training.loop import AFTER
 from vitkit.training.result import Watcher
 
@@ -179,13 +180,13 @@ def test_an_image_is_timed_with_as_few_as_will_do(
     monkeypatch: pytest.MonkeyPatch, each: float, most: int, runs: list[int]
 ) -> None:
     clock, seen = Seconds(), []
-    monkeypatch.setattr(budget, "time", clock)
+    monkeypatch.setattr(costs, "time", clock)
 
     def work(count: int) -> None:
         seen.append(count)
         clock.now += count * each
 
-    assert budget.per_image(work, most, enough=0.1) == pytest.approx(each)
+    assert costs.per_image(work, most, enough=0.1) == pytest.approx(each)
     assert seen == runs
 
 
@@ -197,8 +198,8 @@ def test_costs_are_measured_without_a_trace(short: dict, tmp_path: Path) -> None
     world, data = worlds.join(), open_data(short["data"])
     config, _ = complete(TrainConfig(**{**short, "steps": 0, "budget": 60.0}), data, world, None)
     state = torch.random.get_rng_state()
-    costs = budget.measured(config, data, world, None)
-    assert all(cost > 0 for cost in costs[:3])
+    found = budget.measured(config, data, world, None)
+    assert all(cost > 0 for cost in found[:3])
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not Path(short["out"]).exists()
 

@@ -26,9 +26,10 @@ from vitkit.storage import workplace
 from vitkit.training.advice import Curves
 from vitkit.training.baseline import LEARNED, compare
 from vitkit.training.log import Listener, Log
-from vitkit.training.loop import AFTER, Stopped, stop_signals
+from vitkit.training.loop import AFTER
 from vitkit.training.parts import Parts
 from vitkit.training.result import Result, Watcher
+from vitkit.training.stopping import Stopped, stop_signals
 
 FOLDER = "features"
 

@@ -8,13 +8,10 @@ moment and resumed ends with the same bits as one that was not.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -36,20 +33,16 @@ from vitkit.training.log import Listener, Log
 from vitkit.training.optim import grown_size, rate
 from vitkit.training.parts import Parts
 from vitkit.training.result import Line, Rate, Result, Watcher
+from vitkit.training.stopping import Stopped, stop_signals
 from vitkit.training.watchdog import Watchdog
 
 EVALUATION_SHARE = 0.1  # of the time of a run with a budget may go into validation
 EVALUATED, FEW, MOST = 0.1, 3, 20  # of the work of a run without a budget; evaluations, at least and at most
+PACED = 5  # steps that tell how fast a run is
 AFTER = 2.0  # seconds of a budget for what comes after the last evaluation
 TELL = 2.0  # seconds; whoever watches hears something more often, when steps take long
 MISSED = 5  # so many checkpoints in a row that could not be written end the run
 BAD_STEPS = 5  # so many losses in a row that are not finite end the run
-
-
-class Stopped(TrainError):
-    """The run was asked to stop, and everything is saved."""
-
-    exit_code = 130
 
 
 class Loop:
@@ -67,6 +60,8 @@ class Loop:
         self.step = self.skipped = self.bad_in_a_row = 0
         self.elapsed_before = 0.0  # seconds that earlier parts of this run took
         self.learned = 0.0  # seconds of steps, reading of images included
+        self.learned_here = False
+        self.paced = (0, 0.0)  # steps after the first of this process, and their seconds
         self.window: list[float] = []  # losses since the last line of the log
         self.best, self.validation = dict[str, float](), dict[str, float]()
         self.curve: list[tuple[float, float]] = []  # progress and validation score of every evaluation
@@ -91,19 +86,23 @@ class Loop:
         """0 at the start, 1 when done: by steps, or by the clock with time kept for what comes after."""
         if not self.config.budget:
             return self.step / self.config.steps
-        step = self.learned / max(1, self.step)  # the last one must end in time
-        after = AFTER + step + self.evaluation_seconds * (1 + self.parts.test_share) * self.slowdown(step)
-        return min(1.0, self.elapsed / max(1.0, self.config.budget - after))
+        measured = float(str(self.config.costs.get("step", 0.0)))
+        step = self.paced[1] / self.paced[0] if self.paced[0] else measured  # the last one must end in time
+        evaluation = self.evaluation_seconds * (1 + self.parts.test_share)
+        if measured and not self.evaluation_total and self.paced[0] >= PACED:  # as much slower as steps are
+            evaluation *= min(4.0, max(1.0, step / measured))
+        return min(1.0, self.elapsed / max(1.0, self.config.budget - (AFTER + step + evaluation)))
 
     def expected_evaluation(self) -> float:
         """Seconds, by what was measured before a run with a budget."""
         count = len(self.parts.validation.source) if self.parts.validation is not None else 0
         return float(str(self.config.costs.get("evaluated image", 0.0))) * count
 
-    def slowdown(self, step: float) -> float:
-        """How much slower steps are than they were measured, while nothing was evaluated that would tell."""
-        measured = float(str(self.config.costs.get("step", 0.0)))
-        return max(1.0, step / measured) if measured and not self.evaluation_total else 1.0
+    def note_pace(self, seconds: float) -> None:
+        """Of a step; the first one of a process also starts those that load."""
+        if self.learned_here:
+            self.paced = (self.paced[0] + 1, self.paced[1] + seconds)
+        self.learned, self.learned_here = self.learned + seconds, True
 
     # --- the loop ----------------------------------------------------------------------------------
 
@@ -124,7 +123,7 @@ class Loop:
                 for batch in self.parts.loader:
                     loss = self.train_step(batch, progress)
                     self.step += 1
-                    self.learned += time.monotonic() - before
+                    self.note_pace(time.monotonic() - before)
                     self.watchdog.beat(self.step)
                     self.window.append(loss)
                     progress, stop = self.sync()
@@ -385,27 +384,3 @@ class Loop:
         restore(self, folder)
         self.watcher.note(f"resumed at step {self.step} from {folder}")
         return True
-
-
-class Stoppable(Protocol):
-    stop_asked: bool
-
-
-@contextmanager
-def stop_signals(loop: Stoppable) -> Iterator[None]:
-    """SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C stops at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(number: int, frame: object) -> None:
-        if loop.stop_asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        loop.stop_asked = True
-
-    before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

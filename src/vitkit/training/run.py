@@ -39,10 +39,11 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.drawn import NEAREST, RECONSTRUCTIONS, draw_pretraining
 from vitkit.training.frozen import FOLDER, FrozenRun
 from vitkit.training.log import EVENTS
-from vitkit.training.loop import Loop, Stopped
+from vitkit.training.loop import Loop
 from vitkit.training.parts import Parts, assemble, open_init
 from vitkit.training.recipe import complete, image_size
 from vitkit.training.result import Result, Watcher
+from vitkit.training.stopping import Stopped
 from vitkit.training.track import MEMORY, Trackers
 from vitkit.training.trackers.wandb import SENT
 from vitkit.world import World
@@ -182,6 +183,10 @@ def _prepare(
                 watcher.note(line)
     parts = assemble(config, world, data, watcher, init, teacher)
     if new and world.first:
+        if init is not None:
+            learning, every = (sum(p.numel() for p in some) for some in (parts.learning, parts.trainee.parameters()))
+            reasons.append(f"parameters: {learning:,} of {every:,} learn")
+            watcher.note(reasons[-1])
         compared = _compare(parts, watcher) if dataset is None and config.baseline == "yes" else []
         _write_config(config, parts, reasons, compared)  # from then on the folder is known as that of a run
         write_json(workplace(config.out) / DATA, identity(data))
