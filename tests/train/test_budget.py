@@ -208,23 +208,25 @@ def test_costs_are_measured_without_a_trace(short: dict, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def fixed(monkeypatch: pytest.MonkeyPatch) -> Costs:
-    """Costs at which not all of 32 validation images are affordable."""
-    costs = Costs(1e-3, 1e-4, 0.02, 1e-5)
-    monkeypatch.setattr(budget, "measured", lambda *_: costs)
-    monkeypatch.setattr("vitkit.training.loop.time", Clock())
-    return costs
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """One for all that looks at the time: no run here depends on how busy the machine is."""
+    one = Clock()
+    for module in ("budget", "loop", "frozen"):
+        monkeypatch.setattr(f"vitkit.training.{module}.time", one)
+    return one
 
 
-def test_a_run_says_what_it_left_out_and_remembers_it(short: dict, fixed: Costs) -> None:
-    notes = []
+@pytest.mark.usefixtures("clock")
+def test_a_run_says_what_it_left_out_and_remembers_it(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, fixed = [], Costs(1e-3, 1e-4, 0.02, 1e-5)  # at which not all of 32 validation images are affordable
+    monkeypatch.setattr(budget, "measured", lambda *_: fixed)
 
     class Told(Watcher):
         def note(self, text: str) -> None:
             notes.append(text)
 
     config = TrainConfig(**{**short, "steps": 0, "budget": 4.0, "evaluations": 1, "baseline": "no"})
-    result = run.train(config, started=time.monotonic(), watcher=Told())
+    result = run.train(config, started=0.0, watcher=Told())
     out = Path(short["out"])
     about, kept = (json.loads((out / name).read_text()) for name in ("config.json", "result.json"))
     count = about["train"]["validation_images"]
@@ -237,9 +239,10 @@ def test_a_run_says_what_it_left_out_and_remembers_it(short: dict, fixed: Costs)
 
 def test_a_budget_that_cannot_be_kept_says_which_can(short: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "measured", lambda *_: DEAR)
+    monkeypatch.setattr(budget, "time", Seconds())
     config = TrainConfig(**{**short, "steps": 0, "budget": 30.0, "evaluations": 0})
     with pytest.raises(ConfigError, match="--budget 30s cannot be kept") as error:
-        run.train(config)
+        run.train(config, started=0.0)
     assert not (Path(short["out"]) / "config.json").exists()
     nearest = str(error.value).rpartition("--budget ")[2].split(",")[0]
     enough = config.replace(budget=vitkit.training.config.parse_duration(nearest))
@@ -262,13 +265,12 @@ def sized(config: TrainConfig, *_: object) -> Costs:
 
 
 def test_a_smaller_size_is_chosen_and_explained(
-    short: dict, large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: dict, large: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "measured", sized)
-    monkeypatch.setattr("vitkit.training.loop.time", Clock())
     settings = {**short, "model": "", "changes": {}, "init": large, "steps": 0, "baseline": "no", "evaluations": 0}
     config = TrainConfig(**settings, budget=4.0)
-    result = run.train(config, started=time.monotonic())
+    result = run.train(config, started=0.0)
     about = json.loads((Path(short["out"]) / "config.json").read_text())
     side = about["train"]["image_size"][0]
     assert 28 <= side < 64
@@ -277,7 +279,7 @@ def test_a_smaller_size_is_chosen_and_explained(
     assert f"{side}x{side}" in line
     assert "64x64" in line
     asked = config.replace(out=str(tmp_path / "asked"), image_size=(64, 64))
-    assert run.train(asked, started=time.monotonic()).model.config.image_size == (64, 64)
+    assert run.train(asked, started=clock.now).model.config.image_size == (64, 64)
 
 
 def test_features_stop_when_the_time_is_over_and_stay_so(squares: str, large: str, tmp_path: Path) -> None:
@@ -296,20 +298,20 @@ def test_features_stop_when_the_time_is_over_and_stay_so(squares: str, large: st
 
 
 def test_a_frozen_run_resumes_with_what_was_chosen(
-    short: dict, large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: dict, large: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after its features: the same size, the same images, the same bits; nothing is measured again."""
     monkeypatch.setattr(budget, "measured", sized)
     kept = {k: short[k] for k in ("data", "out")}
     config = TrainConfig(**kept, init=large, freeze="backbone", budget=3.2)
-    run.train(config, started=time.monotonic())
+    run.train(config, started=0.0)
     whole, out = digests(Path(config.out)), Path(config.out)
     about = (out / "config.json").read_text()
     assert json.loads(about)["train"]["image_size"][0] < 64
     for name in ("best.safetensors", "model.safetensors", "log.jsonl", "result.json"):
         (out / name).unlink()
     monkeypatch.setattr(budget, "measured", None)
-    run.train(TrainConfig(out=config.out), resume=True)
+    run.train(TrainConfig(out=config.out), resume=True, started=clock.now)
     assert digests(out) == whole
     assert (out / "config.json").read_text() == about
 

@@ -245,7 +245,8 @@ def keep(
     kept: dict[str, object] = {"costs": seconds}
     kept |= {"evaluations": cut.evaluations} if config.head != "converge" else {}
     for split, count, there in _splits(cut, wanted):
-        kept |= {f"{split}_images": count if count < there else 0}
+        name = f"{split}_images"
+        kept[name] = count if count < there else getattr(asked, name)
     return config.replace(**kept), [*reasons, *_reasons(config, cut, chooser, costs, size)]
 
 
@@ -260,7 +261,8 @@ def _wanted(asked: TrainConfig, config: TrainConfig, data: Dataset, task: Task) 
         there = data.splits.get(split, 0)
         return min(most, there) if most else there
 
-    validation = EVALUATED if task.pretrains else count(validation_split(data.splits), asked.validation_images)
+    most = asked.validation_images
+    validation = min(most or EVALUATED, EVALUATED) if task.pretrains else count(validation_split(data.splits), most)
     return Wanted(
         budget=config.budget,
         train=count("train", asked.train_images),

@@ -160,7 +160,8 @@ def loaders(config: TrainConfig, world: World, data: Dataset, model: Model, task
     there = [split for split in ("val", "test") if source.splits.get(split)]
     if task.pretrains:
         evaluated = "val" if source.splits.get("val", 0) >= EVALUATED else "+".join(["train", *there[:1]])
-        return training, evaluation_loader(sample(data.split(evaluated)), model.config, None, *place), None
+        part = stratified_part(sample(data.split(evaluated)), config.validation_images, config.seed)
+        return training, evaluation_loader(part, model.config, None, *place), None
 
     def evaluated_on(split: str, count: int) -> Loader | None:
         part = stratified_part(data.split(split), count, config.seed) if split in there else None
