@@ -18,6 +18,7 @@ import vitkit
 from peers import randomize
 from train.test_frozen import digests
 from train.test_runs import KILLER, Clock
+from vitkit import world as worlds
 from vitkit.data import open_data
 from vitkit.data.order import stratified_order, stratified_part
 from vitkit.errors import ConfigError
@@ -28,6 +29,8 @@ from vitkit.training.budget import Chooser, Wanted, cut_features, cut_steps
 from vitkit.training.config import TrainConfig
 from vitkit.training.costs import Costs
 from vitkit.training.loop import AFTER
+from vitkit.training.parts import open_init
+from vitkit.training.recipe import complete
 from vitkit.training.result import Watcher
 
 PHOTOS = Wanted(budget=120.0, train=2_640, validation=330, test=330, batch=32)
@@ -190,17 +193,18 @@ def test_an_image_is_timed_with_as_few_as_will_do(
     assert seen == runs
 
 
-def test_costs_are_measured_without_a_trace(short: dict, tmp_path: Path) -> None:
+def test_costs_are_measured_without_a_trace(short: dict) -> None:
     """Neither weights nor random numbers nor files of the run know of it."""
-    from vitkit import world as worlds
-    from vitkit.training.recipe import complete
-
     world, data = worlds.join(), open_data(short["data"])
-    config, _ = complete(TrainConfig(**{**short, "steps": 0, "budget": 60.0}), data, world, None)
-    state = torch.random.get_rng_state()
-    found = budget.measured(config, data, world, None)
+    config = TrainConfig(**{**short, "model": "", "init": "vit-8px/2", "steps": 0, "budget": 60.0})
+    init = open_init(config)
+    assert init is not None
+    config, _ = complete(config, data, world, init.config)
+    state, weights = torch.random.get_rng_state(), {name: t.clone() for name, t in init.tensors.items()}
+    found = budget.measured(config, data, world, init)
     assert all(cost > 0 for cost in found[:3])
     assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(init.tensors[name], weight) for name, weight in weights.items())
     assert not Path(short["out"]).exists()
 
 

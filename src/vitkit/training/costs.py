@@ -49,6 +49,8 @@ def measured(
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
         few = {"train_images": 0, "validation_images": 0, "test_images": 0, "cache": False, "compile": "no"}
         parts = assemble(config.replace(out=folder, workers=0, **few), alone, _few(data), SILENT, init, teacher)
+        for tensor in (*parts.model.parameters(), *parts.model.buffers()):
+            tensor.data = tensor.data.clone()  # a checkpoint in memory stays as it is
         timed = Timed(parts)
         reading = timed.reading() / max(1, min(config.workers, os.cpu_count() or 1))
         evaluated = per_image(timed.evaluate, 64, enough)
