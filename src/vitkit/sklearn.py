@@ -35,8 +35,8 @@ from vitkit.prediction.tables import features_of
 from vitkit.training.config import TrainConfig
 from vitkit.training.files import checked
 from vitkit.training.live import PlainView
-from vitkit.training.loop import Stopped
 from vitkit.training.run import train
+from vitkit.training.stopping import Stopped
 
 try:
     from sklearn.base import (

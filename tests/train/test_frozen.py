@@ -26,8 +26,8 @@ from vitkit.tasks.classify import Classify, MultiLabel
 from vitkit.tasks.regress import Regress
 from vitkit.training.config import TrainConfig
 from vitkit.training.log import read
-from vitkit.training.loop import Stopped
 from vitkit.training.result import Watcher
+from vitkit.training.stopping import Stopped
 
 CLASSES = Outputs("classes", tuple("0123456789"))
 

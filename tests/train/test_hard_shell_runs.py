@@ -20,7 +20,8 @@ from vitkit.errors import CheckpointError, TrainError
 from vitkit.locks import InUse, only_one
 from vitkit.training.checkpoint import damaged, seal
 from vitkit.training.config import TrainConfig
-from vitkit.training.loop import Loop, Stopped
+from vitkit.training.loop import Loop
+from vitkit.training.stopping import Stopped
 
 
 class Evil:

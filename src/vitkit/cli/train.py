@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -142,18 +141,12 @@ def report(result: Result, data: str, as_json: bool, out: str = "") -> None:
     place = out if is_url(out) else str(result.out)
     if as_json:
         return opt.print_json({**result.to_dict(), "out": place})
-    splits = json.loads((result.out / "config.json").read_text(encoding="utf-8"))["splits"]
-    counts = {"test": splits.get("test", 0), "validation": splits.get("val") or splits.get("test", 0)}
-    rows = []
-    for name, weights, value in result.scores():
-        what = f"{name} {result.score.words} ({weights}; {counts[name]:,} images)"
-        rows.append((what, result.score.text(value)))
-    rows.append(("time", f"{result.seconds:.0f} s, {result.steps:,} steps, {result.epochs:.1f} epochs"))
-    if result.bad_files:
-        rows.append(("unreadable files", f"{result.bad_files}, listed in {result.out / 'bad-files.csv'}"))
-    if result.skipped:
-        rows.append(("steps left out", f"{result.skipped}: their loss was not finite"))
-    opt.print_table(("metric", "value"), [*rows, ("model", f"{place}/best.safetensors")])
+    count, there = result.images.get("test", (0, 0))
+    opt.print_table(("metric", "value"), [*result.rows(), ("model", f"{place}/best.safetensors")])
+    for n, remedy in enumerate(result.advice):
+        echo(f"{'Also' if n else 'What would help most'}: {remedy}")
+    if count < there:
+        echo(f"The test accuracy is of {count:,} of {there:,} images: vitkit evaluate {place} {data} takes all of them")
     return echo(f"Next: vitkit evaluate {place} {data}, or vitkit explain {place} --data {data}")
 
 

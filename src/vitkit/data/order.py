@@ -54,6 +54,22 @@ def _own_part(count: int, step: int, batch_size: int, rank: int, world_size: int
     return slice(*(low + (high - low) * r // world_size for r in (rank, rank + 1)))
 
 
+def stratified_order(groups: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Every sample once, in an order whose every beginning has each group with the share it has of all."""
+    mixed = permutation(seed, 0, len(groups), "part")
+    order = mixed[np.argsort(groups[mixed], kind="stable")]  # group after group, each in random order
+    _, starts, sizes = np.unique(groups[order], return_index=True, return_counts=True)
+    rank = np.arange(len(groups)) - np.repeat(starts, sizes)
+    return order[np.argsort((rank + 0.5) / np.repeat(sizes, sizes), kind="stable")]
+
+
+def stratified_part(source: Source, count: int, seed: int = 0) -> Source:
+    """So many samples of a source, always the same ones, with every class at its share; 0: all."""
+    if not 0 < count < len(source):
+        return source
+    return source.take(np.sort(stratified_order(source.groups, seed)[:count]))
+
+
 def _once(indices: np.ndarray) -> Order:
     return Order(indices, np.zeros(len(indices), dtype=np.int64))
 

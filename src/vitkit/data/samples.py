@@ -28,6 +28,8 @@ from vitkit.data.vary import crop_and_flip, shift_and_flip, vary
 from vitkit.errors import DataError
 from vitkit.model.config import Preprocessing
 
+_PREPARED = 1 << 30  # bytes of images in memory that are enlarged once; more are enlarged batch by batch
+
 
 @dataclass
 class Batch:
@@ -72,7 +74,8 @@ class Samples:
         self.pixels: Tensor | None = None
         if source.pixels is not None:
             self.pixels = match_channels(source.pixels, self.channels)
-            if self.crop != "resized":
+            self.prepare_late = len(source) * self.channels * math.prod(pre.size) > _PREPARED
+            if self.crop != "resized" and not self.prepare_late:
                 self.pixels = prepare_pixels(self.pixels, pre)
 
     @one_thread()
@@ -81,6 +84,8 @@ class Samples:
         bad: list[BadFile] = []
         if self.pixels is not None:
             images, used = self.pixels.index_select(0, torch.from_numpy(np.array(order.indices))), order.indices
+            if self.crop != "resized" and self.prepare_late:
+                images = prepare_pixels(images, self.pre)
         else:
             images, used = self._from_files(order.indices, keys, bad)
         if self.augment is not None and len(keys):

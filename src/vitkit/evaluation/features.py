@@ -51,6 +51,7 @@ class Kept:
     batches: int = 0
     unread: list[int] = field(default_factory=list)
     bad: list[BadFile] = field(default_factory=list)
+    ended: bool = False  # before the last batch, for want of time
     rows: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))  # N D
 
     @classmethod
@@ -61,7 +62,7 @@ class Kept:
             if mark is not None and path is not None:
                 kept._map(path, "r+", int(mark["width"]))
                 kept.batches, kept.unread = int(mark["batches"]), list(mark["unread"])
-                kept.bad = [BadFile(*bad) for bad in mark["bad"]]
+                kept.bad, kept.ended = [BadFile(*bad) for bad in mark["bad"]], mark.get("ended") is True
         except (OSError, ValueError, KeyError, TypeError):  # none yet, or nothing that could be used
             return cls(path, count)
         return kept
@@ -85,9 +86,8 @@ class Kept:
         if self.path is not None and isinstance(self.rows, np.memmap):
             self.rows.flush()
             about = {"batches": self.batches, "width": self.rows.shape[1], "unread": self.unread}
-            write_json(
-                self.path.with_suffix(".json"), {**about, "bad": [[b.path, b.label, b.reason] for b in self.bad]}
-            )
+            about |= {"ended": self.ended, "bad": [[b.path, b.label, b.reason] for b in self.bad]}
+            write_json(self.path.with_suffix(".json"), about)
 
 
 def features(
@@ -99,6 +99,7 @@ def features(
     seed: int = 0,
     view: int = 0,
     check: Callable[[], None] = lambda: None,
+    enough: Callable[[], bool] = lambda: False,
     **how: Unpack[How],
 ) -> Features:
     """What the classifier sees of every readable sample; ranks share the work and all get the whole.
@@ -106,17 +107,25 @@ def features(
     path     keep them as a memory map there (in one process); what an earlier pass kept is not computed again
     augment  vary the images as in training, by (seed, view, sample); None: as in evaluation
     check    is called after every batch and may raise: everything is marked before
+    enough   is asked after every batch (in one process); once it says so, only the samples before are in the result,
+             also when the same pass is asked for again
     """
     inner = unwrapped(model)
     kept = Kept.open(path, len(source))
     with evaluation_loader(source, inner.config, **how, augment=augment, seed=seed) as loader:
-        if kept.batches < len(loader):
-            _fill(model, loader, kept, view, progress, check)
+        if kept.batches < len(loader) and not kept.ended:
+            _fill(model, loader, kept, view, progress, check, enough)
     return _whole(kept, loader, source)
 
 
 def _fill(
-    model: nn.Module, loader: Loader, kept: Kept, view: int, progress: Progress, check: Callable[[], None]
+    model: nn.Module,
+    loader: Loader,
+    kept: Kept,
+    view: int,
+    progress: Progress,
+    check: Callable[[], None],
+    enough: Callable[[], bool],
 ) -> None:
     first, inner, marked = next(model.parameters()), unwrapped(model), time.monotonic()
     total, what = len(loader.source), f"computing features of {loader.source.name} ({loader.source.split})"
@@ -136,13 +145,17 @@ def _fill(
             except BaseException:
                 kept.mark()
                 raise
+            if kept.batches < len(loader) and enough():
+                kept.ended = True
+                break
     kept.mark()
 
 
 def _whole(kept: Kept, loader: Loader, source: Source) -> Features:
     """The parts of all ranks, each readable sample once, in the order of the set."""
     if loader.world_size == 1:
-        indices, rows, bad = np.delete(np.arange(len(source)), kept.unread), kept.rows, kept.bad
+        count = min(len(source), kept.batches * loader.batch_size) if kept.ended else len(source)
+        indices, rows, bad = np.delete(np.arange(count), kept.unread), kept.rows[:count], kept.bad
         values = rows if not kept.unread else rows[indices]
     else:
         asked = np.concatenate([asked_of(loader, step) for step in range(len(loader))])

@@ -103,7 +103,8 @@ def _what(about: Facts, train: Facts) -> str:
 def _reached(about: Facts, result: Result) -> str:
     lines = ["## Results\n", "| metric | value | 95% interval | images |", "|---|---|---|---|"]
     for split, weights, value in result.scores():
-        images = _count(about, "test" if split == "test" else "val") or _count(about, "test")
+        there = _count(about, "test" if split == "test" else "val") or _count(about, "test")
+        images = result.images.get(split, (there, there))[0]
         share = result.score.key in ("top1", "top5") and images
         low, high = wilson(value, images) if share else (math.nan, math.nan)
         interval = f"{low:.1%} to {high:.1%}" if share else "not known"

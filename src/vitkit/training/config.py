@@ -84,6 +84,13 @@ class TrainConfig(Jsonable):
     cache: bool = False
     max_bad: str = "5%"
 
+    # how many images, by class in equal shares: 0 all, or what a budget allows
+    train_images: int = 0
+    validation_images: int = 0
+    test_images: int = 0
+    baseline: Literal["yes", "no"] = "yes"  # a linear model on edges and colours, before the run, to compare with
+    costs: dict[str, Json] = field(default_factory=dict)  # seconds that were measured for a budget
+
     # how often
     evaluations: int = 0  # while training, evenly spread; 0: a few, or one for each epoch, as time allows
     log_every: int = 10  # steps
@@ -134,7 +141,7 @@ def _augment(knobs: dict[str, object]) -> Augment:
 TABLES: dict[str, Mapping[str, object]] = {"task": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
 _COUNTS = (
     *("epochs", "steps", "budget", "batch_size", "lr", "clip", "lora", "views", "evaluations", "save_every"),
-    "hang_limit",
+    *("hang_limit", "train_images", "validation_images", "test_images"),
 )
 _RANGES: list[tuple[tuple[str, ...], Callable[[float], bool], str]] = [
     (_COUNTS, lambda x: x >= 0, "not be negative"),

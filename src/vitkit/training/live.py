@@ -25,6 +25,7 @@ class View(Watcher):
         self.last = Rate(0.0, 0)
         self.speed = 0.0
         self.left = ""
+        self.ahead = ""  # the score that is expected at the end
         self.heard = time.monotonic()
         self.first: tuple[float, float] | None = None  # seconds and progress at the first step
 
@@ -33,6 +34,9 @@ class View(Watcher):
         if total and done < total and time.monotonic() - self.heard > _EVERY:
             self.heard = time.monotonic()
             self.note(f"{done / total:4.0%}  {what}: {done:,.0f} of {total:,.0f}")
+
+    def expected(self, score: str) -> None:
+        self.ahead = score
 
     def measure(self, progress: float, rate: Rate) -> None:
         start, at = self.first = self.first or (rate.seconds, progress)  # starting up is not counted
@@ -74,6 +78,9 @@ class PlainView(View):
         if score:  # a set without validation images is not evaluated
             self.note(f"      step {line['step']}  validation {score}  best {best}")
 
+    def expected(self, score: str) -> None:
+        self.note(f"      expected at the end: {score}")
+
 
 class LiveView(View):
     """For people: one panel that stays in place."""
@@ -106,6 +113,8 @@ class LiveView(View):
         table = Table.grid(padding=(0, 2))
         table.add_row("step", f"{line['step']:,}", "epoch", f"{line['epoch']:.1f}", "img/s", f"{self.speed:,.0f}")
         table.add_row("loss", loss_of(line), "lr", f"{line['lr']:.2e}", "validation", self.score)
+        if self.ahead:
+            table.add_row("", "", "", "", "expected at the end", self.ahead)
         grid = Table.grid()
         grid.add_row(self.bar)
         grid.add_row(table)
@@ -137,9 +146,9 @@ class NotebookView(View):
     def draw(self) -> None:
         parts: list[str | Grid] = list(self.notes)
         if (line := self.line) is not None:
-            heads = ["training", "step", "epoch", "loss", "img/s", "validation"]
+            heads = ["training", "step", "epoch", "loss", "img/s", "validation", "expected at the end"]
             row = [f"{self.progress:.0%} {self.left}", f"{line['step']:,}", f"{line['epoch']:.1f}", loss_of(line)]
-            parts.append(Grid([heads, [*row, f"{self.speed:,.0f}", self.score]]))
+            parts.append(Grid([heads, [*row, f"{self.speed:,.0f}", self.score, self.ahead]]))
         self.cell.show(parts)
 
 

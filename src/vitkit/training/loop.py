@@ -8,13 +8,10 @@ moment and resumed ends with the same bits as one that was not.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,24 +27,22 @@ from vitkit.evaluation.run import run as record_all
 from vitkit.model.config import ViTConfig
 from vitkit.storage import workplace
 from vitkit.tasks.result import Evaluation
+from vitkit.training.advice import Curves, forecast
 from vitkit.training.checkpoint import Keeper, restore, save_model, save_replay, save_sharded, state_of
 from vitkit.training.log import Listener, Log
 from vitkit.training.optim import grown_size, rate
 from vitkit.training.parts import Parts
 from vitkit.training.result import Line, Rate, Result, Watcher
+from vitkit.training.stopping import Stopped, stop_signals
 from vitkit.training.watchdog import Watchdog
 
-EVALUATION_SHARE = 0.05  # of a budget may go into evaluation
+EVALUATION_SHARE = 0.1  # of the time of a run with a budget may go into validation
 EVALUATED, FEW, MOST = 0.1, 3, 20  # of the work of a run without a budget; evaluations, at least and at most
+PACED = 5  # steps that tell how fast a run is
+AFTER = 2.0  # seconds of a budget for what comes after the last evaluation
 TELL = 2.0  # seconds; whoever watches hears something more often, when steps take long
 MISSED = 5  # so many checkpoints in a row that could not be written end the run
 BAD_STEPS = 5  # so many losses in a row that are not finite end the run
-
-
-class Stopped(TrainError):
-    """The run was asked to stop, and everything is saved."""
-
-    exit_code = 130
 
 
 class Loop:
@@ -64,11 +59,17 @@ class Loop:
         self.keeper = Keeper(self.out / "checkpoints", after=after_save)
         self.step = self.skipped = self.bad_in_a_row = 0
         self.elapsed_before = 0.0  # seconds that earlier parts of this run took
+        self.learned = 0.0  # seconds of steps, reading of images included
+        self.learned_here = False
+        self.paced = (0, 0.0)  # steps after the first of this process, and their seconds
         self.window: list[float] = []  # losses since the last line of the log
         self.best, self.validation = dict[str, float](), dict[str, float]()
+        self.curve: list[tuple[float, float]] = []  # progress and validation score of every evaluation
+        self.recent: float | None = None  # the last training loss that was logged
         self.at_start: dict[str, float] = {}  # metrics before the first step, of what learns from images alone
         self.evaluations_done = 0
-        self.evaluation_seconds = self.evaluation_total = 0.0  # of the last one, of all
+        self.evaluation_seconds = self.expected_evaluation()  # of the last one
+        self.evaluation_total = 0.0  # of all
         self.too_much_evaluation = self.stop_asked = False
         self.evaluation: Evaluation | None = None  # of the kept weights on the test split
         self.told = 0.0  # when whoever watches last heard something
@@ -85,8 +86,23 @@ class Loop:
         """0 at the start, 1 when done: by steps, or by the clock with time kept for what comes after."""
         if not self.config.budget:
             return self.step / self.config.steps
-        after = 2.0 + self.evaluation_seconds * (1 + self.parts.test_share)
-        return min(1.0, self.elapsed / max(1.0, self.config.budget - after))
+        measured = float(str(self.config.costs.get("step", 0.0)))
+        step = self.paced[1] / self.paced[0] if self.paced[0] else measured  # the last one must end in time
+        evaluation = self.evaluation_seconds * (1 + self.parts.test_share)
+        if measured and not self.evaluation_total and self.paced[0] >= PACED:  # as much slower as steps are
+            evaluation *= min(4.0, max(1.0, step / measured))
+        return min(1.0, self.elapsed / max(1.0, self.config.budget - (AFTER + step + evaluation)))
+
+    def expected_evaluation(self) -> float:
+        """Seconds, by what was measured before a run with a budget."""
+        count = len(self.parts.validation.source) if self.parts.validation is not None else 0
+        return float(str(self.config.costs.get("evaluated image", 0.0))) * count
+
+    def note_pace(self, seconds: float) -> None:
+        """Of a step; the first one of a process also starts those that load."""
+        if self.learned_here:
+            self.paced = (self.paced[0] + 1, self.paced[1] + seconds)
+        self.learned, self.learned_here = self.learned + seconds, True
 
     # --- the loop ----------------------------------------------------------------------------------
 
@@ -103,9 +119,11 @@ class Loop:
         progress, stop = self.sync()
         with stop_signals(self):
             while progress < 1 or not self.step:  # one step at least, however short the budget
+                before = time.monotonic()
                 for batch in self.parts.loader:
                     loss = self.train_step(batch, progress)
                     self.step += 1
+                    self.note_pace(time.monotonic() - before)
                     self.watchdog.beat(self.step)
                     self.window.append(loss)
                     progress, stop = self.sync()
@@ -123,6 +141,7 @@ class Loop:
                         raise Stopped(f"stopped at step {self.step}, all saved. Resume with: {again}")
                     if progress >= 1:
                         break
+                    before = time.monotonic()
         self.keeper.finish()
         if log is not None:
             log.close()
@@ -131,7 +150,14 @@ class Loop:
         tested = self.test()
         reached = (self.step, self.epoch, self.elapsed, self.validation, self.best, tested)
         kept = (self.skipped, len(self.parts.loader.bad_files), self.at_start, self.verdict())
-        return Result(self.out, self.parts.task.score, *reached, *kept)
+        return Result(self.out, self.parts.task.score, *reached, *kept, self.learned, self.parts.evaluated_images)
+
+    @property
+    def seen(self) -> Curves:
+        """Losses of training and validation only where they are the same thing: not where targets are softened."""
+        same = not (self.config.augment is not None and self.config.augment.soft_targets) and not self.config.teacher
+        known = same and self.recent is not None and "loss" in self.validation
+        return Curves(tuple(self.curve), (self.recent or 0.0, self.validation["loss"]) if known else None)
 
     def sync(self) -> tuple[float, bool]:
         """Progress, the wish to stop, and whether evaluation took too much of a budget: the same in all processes."""
@@ -219,7 +245,7 @@ class Loop:
             return
         finite = [x for x in self.window if math.isfinite(x)]
         line: Line = {"step": self.step, "epoch": self.epoch}
-        line["loss"] = sum(finite) / len(finite) if finite else None
+        line["loss"] = self.recent = sum(finite) / len(finite) if finite else None
         line["lr"] = max(self.parts.optimizers[0].param_groups, key=lambda group: group["factor"])["lr"]  # the head's
         if self.skipped:
             line["skipped"] = self.skipped
@@ -227,8 +253,8 @@ class Loop:
             self.window.clear()
             log.write({**line})
         self.told = time.monotonic()
-        learning = self.elapsed - self.evaluation_total  # seconds: rates and the time left are without evaluation
-        self.watcher.step(progress, line, Rate(learning, self.step * self.parts.loader.batch_size))
+        learned = self.elapsed - self.evaluation_total  # seconds: rates and the time left are without evaluation
+        self.watcher.step(progress, line, Rate(learned, self.step * self.parts.loader.batch_size))
 
     @property
     def epoch(self) -> float:
@@ -237,7 +263,7 @@ class Loop:
     def evaluation_due(self, progress: float) -> bool:
         """Evenly spread, and always at the end; fewer when a budget is short.
 
-        A budget has one within its first tenth: it tells how much time to keep for the last.
+        A budget that nothing was measured for has one within its first tenth: it tells how long the last will take.
         """
         if self.config.budget and not self.evaluation_seconds and progress >= 0.1:
             return True
@@ -281,6 +307,9 @@ class Loop:
         if self.validation:
             self.watcher.scored(progress, score, metric.higher)
             self.stop_asked |= self.watcher.wants_stop
+            self.curve.append((progress, score))
+            if metric.higher and (ahead := forecast(self.curve, most=1.0)) is not None:
+                self.watcher.expected(ahead.text(metric))
 
     def verdict(self) -> str:
         """Whether it works, in words, where the task can tell."""
@@ -355,27 +384,3 @@ class Loop:
         restore(self, folder)
         self.watcher.note(f"resumed at step {self.step} from {folder}")
         return True
-
-
-class Stoppable(Protocol):
-    stop_asked: bool
-
-
-@contextmanager
-def stop_signals(loop: Stoppable) -> Iterator[None]:
-    """SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C stops at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(number: int, frame: object) -> None:
-        if loop.stop_asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        loop.stop_asked = True
-
-    before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

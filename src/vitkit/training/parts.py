@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from vitkit.checkpoints.options import ModelOptions
 from vitkit.data import Augment, BadFiles, Loader, Source, cached, evaluation_split, normalise
 from vitkit.data.dataset import Dataset
 from vitkit.data.keys import permutation
+from vitkit.data.order import stratified_order, stratified_part
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import evaluation_loader
 from vitkit.model.attention import Attention
@@ -69,6 +71,13 @@ class Parts:
             return 0.0
         return len(self.test.source) / max(1, len(self.validation.source))
 
+    @property
+    def evaluated_images(self) -> dict[str, tuple[int, int]]:
+        """How many images are evaluated, and how many the split has; of validation and test."""
+        loaders = {"validation": self.validation, "test": self.test}
+        sources = {name: loader.source for name, loader in loaders.items() if loader is not None}
+        return {name: (len(s), s.splits.get(s.split, len(s))) for name, s in sources.items()}
+
     def autocast(self) -> AbstractContextManager[object]:
         if self.config.precision == "fp32":
             return nullcontext()
@@ -109,6 +118,7 @@ def assemble(
         model.outputs = task.outputs
         fit_stem(model, data.split("train"))
     model = model.to(world.device)
+    torch.manual_seed(config.seed)  # low-rank updates start at random
     freeze(model, config.freeze)
     add_lora(model, config.lora)
     model.gradient_checkpointing = config.gradient_checkpointing
@@ -148,6 +158,9 @@ def loaders(config: TrainConfig, world: World, data: Dataset, model: Model, task
     Pre-training is evaluated on a sample of val, or where that is small of train and val: it learns no labels by heart.
     """
     source, pre, channels = data.split("train"), model.config.preprocessing, model.config.channels
+    if config.head == "converge" and config.budget:  # when the time is over, the features of a fair part are there
+        source = source.take(stratified_order(source.groups, config.seed)[: config.train_images or None])
+    source = stratified_part(source, config.train_images, config.seed)
     workers = max(0, config.workers)
     if config.cache:
         source = cached(source, pre, config.augment, channels, workers=workers)
@@ -158,12 +171,21 @@ def loaders(config: TrainConfig, world: World, data: Dataset, model: Model, task
     if not len(training):
         raise DataError(f"{config.data} has only {len(source)} images to train on; add more")
     there = [split for split in ("val", "test") if source.splits.get(split)]
-    found = {split: evaluation_loader(data.split(split), model.config, None, *place) for split in there}
     if task.pretrains:
         evaluated = "val" if source.splits.get("val", 0) >= EVALUATED else "+".join(["train", *there[:1]])
-        return training, evaluation_loader(sample(data.split(evaluated)), model.config, None, *place), None
-    validation = "test" if "val" not in found and evaluation_split(source.splits) == "test" else "val"
-    return training, found.get(validation), found.get("test")
+        part = stratified_part(sample(data.split(evaluated)), config.validation_images, config.seed)
+        return training, evaluation_loader(part, model.config, None, *place), None
+
+    def evaluated_on(split: str, count: int) -> Loader | None:
+        part = stratified_part(data.split(split), count, config.seed) if split in there else None
+        return None if part is None else evaluation_loader(part, model.config, None, *place)
+
+    validation = evaluated_on(validation_split(source.splits), config.validation_images)
+    return training, validation, evaluated_on("test", config.test_images)
+
+
+def validation_split(splits: Mapping[str, int]) -> str:
+    return "test" if not splits.get("val") and evaluation_split(splits) == "test" else "val"
 
 
 def sample(source: Source) -> Source:

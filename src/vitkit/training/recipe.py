@@ -19,6 +19,7 @@ from vitkit.model import zoo
 from vitkit.model.config import AnyConfig, Size, ViTConfig
 from vitkit.tasks import Task
 from vitkit.training import published
+from vitkit.training.advice import few_images
 from vitkit.training.config import TrainConfig
 from vitkit.training.optim import OPTIMIZERS
 from vitkit.training.parts import task_for
@@ -44,7 +45,11 @@ def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig |
     size, count, fine = image_size(source), len(source), config.init is not None
     if config.freeze == "backbone" and not fine:
         raise ConfigError("--freeze backbone learns on top of a trained model; name one with --init")
-    reasons = [f"data: {count:,} images of about {size[1]}x{size[0]} (width x height), {task.describe()}"]
+    few = "" if fine or task.pretrains else few_images(count, max(size))
+    reasons = [
+        f"data: {count:,} images of about {size[1]}x{size[0]} (width x height), {task.describe()}",
+        *filter(None, [few]),
+    ]
     if config.recipe:
         config, stated = published.apply(config, choose_batch(count, world), count)
         reasons += stated

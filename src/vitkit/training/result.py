@@ -28,6 +28,9 @@ class Watcher(Progress):
     def evaluated(self, line: Line, score: str, best: str) -> None:
         """After every evaluation: the score, and the best so far, as they are written; "" without images for it."""
 
+    def expected(self, score: str) -> None:
+        """After an evaluation: the score that is expected at the end, with a band, as it is written."""
+
     def scored(self, progress: float, score: float, higher: bool) -> None:
         """After every evaluation that has a score, as a number; `higher`: more is better."""
 
@@ -65,6 +68,10 @@ class Result(Shown):
     bad_files: int = 0
     start: dict[str, float] = field(default_factory=dict)  # before the first step, of pre-training
     verdict: str = ""  # of pre-training: whether it worked
+    learning: float = 0.0  # seconds of steps; with a frozen backbone of features and head
+    images: dict[str, tuple[int, int]] = field(default_factory=dict)  # of validation and test: evaluated, and there
+    baseline: tuple[dict[str, object], ...] = ()  # what linear models on simple features reach, as `Baseline` has it
+    advice: tuple[str, ...] = ()  # what would help most, the most promising first
 
     @cached_property
     def model(self) -> VisionModel:
@@ -86,8 +93,20 @@ class Result(Shown):
         )
         return [(split, weights, metrics[key]) for split, weights, metrics in found if key in metrics]
 
-    def parts(self) -> Iterable[Part]:
-        rows = [(f"{split} {self.score.words} ({of})", self.score.text(value)) for split, of, value in self.scores()]
+    def of_images(self, split: str) -> str:
+        """How many images a score is of: "372 images", "800 of 3,077 images"; "" where it is not known."""
+        count, there = self.images.get(split, (0, 0))
+        return "" if not there else f"{there:,} images" if count == there else f"{count:,} of {there:,} images"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Metric and value, for people."""
+        rows = []
+        for split, weights, value in self.scores():
+            of = "; ".join(filter(None, (weights, self.of_images(split))))
+            rows.append((f"{split} {self.score.words} ({of})", self.score.text(value)))
+        for one in self.baseline:
+            of = f"linear on {one['features']}; {one['evaluated']:,} images"
+            rows.append((f"baseline: validation {self.score.words} ({of})", self.score.text(float(str(one["score"])))))
         rows.append(("time", f"{self.seconds:.0f} s, {self.steps:,} steps, {self.epochs:.1f} epochs"))
         if self.verdict:
             rows.append(("verdict", self.verdict))
@@ -95,6 +114,11 @@ class Result(Shown):
             rows.append(("unreadable files", f"{self.bad_files}, listed in {self.out / 'bad-files.csv'}"))
         if self.skipped:
             rows.append(("steps left out", f"{self.skipped}: their loss was not finite"))
-        yield Grid([("metric", "value"), *rows, ("run", str(self.out))])
+        return rows
+
+    def parts(self) -> Iterable[Part]:
+        yield Grid([("metric", "value"), *self.rows(), ("run", str(self.out))])
+        if self.advice:
+            yield f"What would help most: {self.advice[0]}"
         if (curves := self.out / "curves.png").is_file():
             yield Drawing(curves.read_bytes(), "loss and score by step")

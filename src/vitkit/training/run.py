@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -28,7 +29,9 @@ from vitkit.io import read_json, write_json, write_text
 from vitkit.locks import only_one
 from vitkit.storage import Publisher, is_url, workplace
 from vitkit.tasks import TASKS
-from vitkit.training import attempts
+from vitkit.training import attempts, budget
+from vitkit.training.advice import Curves, Seen, advise
+from vitkit.training.baseline import Baseline, baselines
 from vitkit.training.card import NAME as CARD
 from vitkit.training.card import card_of
 from vitkit.training.checkpoint import State, put_back
@@ -36,10 +39,11 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.drawn import NEAREST, RECONSTRUCTIONS, draw_pretraining
 from vitkit.training.frozen import FOLDER, FrozenRun
 from vitkit.training.log import EVENTS
-from vitkit.training.loop import Loop, Stopped
+from vitkit.training.loop import Loop
 from vitkit.training.parts import Parts, assemble, open_init
-from vitkit.training.recipe import complete
+from vitkit.training.recipe import complete, image_size
 from vitkit.training.result import Result, Watcher
+from vitkit.training.stopping import Stopped
 from vitkit.training.track import MEMORY, Trackers
 from vitkit.training.trackers.wandb import SENT
 from vitkit.world import World
@@ -92,20 +96,24 @@ def train(
         for line in ignored(config, resumed) if resumed is not None else ():
             watcher.note(line)
         feeding = Trackers(resumed or config, watcher.note) if world.first else None
-        parts = _prepare(resumed or config, resumed is None, world, watcher, teacher, accept_changed_data, dataset)
+        parts = _prepare(
+            resumed or config, resumed is None, world, watcher, teacher, accept_changed_data, dataset, started
+        )
         if feeding is not None:
             stack.push(_ended(feeding))
         if parts.config.head == "converge":
-            result, evaluation = FrozenRun(parts, watcher, started, feeding).run(), None
+            frozen = FrozenRun(parts, watcher, started, feeding)
+            result, evaluation, how = frozen.run(), None, frozen.seen
         else:
             loop = Loop(parts, watcher, started, feeding, published.push if published is not None else None)
             found = resumed is not None and loop.resume(restart and not restarted)
             if resumed is not None and not found:
                 watcher.note("there is no checkpoint: the run starts with its first step")
             attempts.record(out, world, step=loop.step)
-            result, evaluation = loop.run(resumed=found), loop.evaluation
+            result, evaluation, how = loop.run(resumed=found), loop.evaluation, loop.seen
         parts.loader.close()
         if world.first:
+            result = _advised(parts, result, how)
             if dataset is None:
                 _draw(parts, result, watcher)
                 kept = read_json(result.out / "config.json")
@@ -154,6 +162,7 @@ def _prepare(
     teacher: nn.Module | None,
     accept: bool | None = None,  # changed data; None: whether it changed does not matter
     dataset: Dataset | None = None,
+    started: float = 0.0,
 ) -> Parts:
     """The parts of a configuration; that of a new run is completed and written down first."""
     labelled = not config.task or TASKS[config.task].kind is not None
@@ -164,14 +173,22 @@ def _prepare(
     init = open_init(config)
     reasons: list[str] = []
     if new:
-        config, reasons = complete(config, data, world, init.config if init else None)
+        asked = config
+        config, reasons = complete(asked, data, world, init.config if init else None)
+        if config.budget:
+            config, reasons = budget.keep(asked, config, reasons, data, world, init, started, teacher)
         warnings = (leakage(data) or leak_warning(config.data),) if world.first else ()
         for line in (*reasons, *warnings):
             if line:
                 watcher.note(line)
     parts = assemble(config, world, data, watcher, init, teacher)
     if new and world.first:
-        _write_config(config, parts, reasons)  # first: from then on the folder is known as that of a run
+        if init is not None:
+            learning, every = (sum(p.numel() for p in some) for some in (parts.learning, parts.trainee.parameters()))
+            reasons.append(f"parameters: {learning:,} of {every:,} learn")
+            watcher.note(reasons[-1])
+        compared = _compare(parts, watcher) if dataset is None and config.baseline == "yes" else []
+        _write_config(config, parts, reasons, compared)  # from then on the folder is known as that of a run
         write_json(workplace(config.out) / DATA, identity(data))
     return parts
 
@@ -241,7 +258,27 @@ def ignored(asked: TrainConfig, saved: TrainConfig) -> list[str]:
     return [f"{name}={now[name]} is not used: the run continues as it was, with {name}={then[name]}" for name in given]
 
 
-def _write_config(config: TrainConfig, parts: Parts, reasons: list[str]) -> None:
+def _compare(parts: Parts, watcher: Watcher) -> list[Baseline]:
+    found, score = baselines(parts, budget.baseline_seconds(parts.config)), parts.task.score
+    for one in found:
+        reached = f"validation {score.words} {score.text(one.score)} by a linear model on {one.features}"
+        watcher.note(f"baseline: {reached}, learned from {one.learned_from:,} images in {one.seconds:.1f} s")
+    return found
+
+
+def _advised(parts: Parts, result: Result, how: Curves) -> Result:
+    """The result with what was found before the run, and what would help most after it."""
+    compared = read_json(result.out / "config.json").get("baseline", [])
+    result = replace(result, baseline=tuple(compared))
+    if parts.task.pretrains or not result.validation:
+        return result
+    source, of_val = parts.loader.source, result.images.get("validation", (0, 0))[0]
+    about = (result.score, parts.config.data, len(source), max(image_size(source)), parts.config.init is not None)
+    found = how._replace(baselines=(*map(Baseline.of, compared), *how.baselines))
+    return replace(result, advice=tuple(advise(Seen(*about, of_val, found))))
+
+
+def _write_config(config: TrainConfig, parts: Parts, reasons: list[str], compared: list[Baseline]) -> None:
     versions = {"vitkit": __version__, "python": platform.python_version(), "torch": torch.__version__}
     about = {
         "train": config.to_dict(),
@@ -249,6 +286,7 @@ def _write_config(config: TrainConfig, parts: Parts, reasons: list[str]) -> None
         "classes": list(parts.task.outputs.names),
         "splits": parts.loader.source.splits,
         "chosen": reasons,
+        "baseline": [one.to_dict() for one in compared],
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "versions": {**versions, "numpy": numpy.__version__, "pillow": PIL.__version__},
         "machine": {"cores": os.cpu_count(), "device": parts.world.device.type, "processes": parts.world.size},

@@ -12,7 +12,7 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.log import read
 
 COLUMNS = ("run", "state", "data", "model", "metric", "best", "test", "steps", "seconds", "started")
-_PATHS = ("out",)  # settings that always differ and say nothing
+_UNSAID = ("out", "baseline", "advice")  # they always differ and say nothing, or are sentences
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[object]]]:
     for each in (settings, results):
         for name in dict.fromkeys(key for one in each for key in one):
             values = [one.get(name) for one in each]
-            if name not in _PATHS and any(value != values[0] for value in values):
+            if name not in _UNSAID and any(value != values[0] for value in values):
                 found.append((name, values))
     return found
 

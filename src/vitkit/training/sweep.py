@@ -21,10 +21,10 @@ from vitkit.io import parse_json, read_json, write_json
 from vitkit.locks import only_one
 from vitkit.training.config import TrainConfig, assign
 from vitkit.training.log import read
-from vitkit.training.loop import Stopped
 from vitkit.training.result import Watcher
 from vitkit.training.run import train
 from vitkit.training.runs import Run, read_run
+from vitkit.training.stopping import Stopped
 
 FILE, STOPPED = "sweep.json", "stopped.json"
 ENOUGH = 3  # finished runs before any is stopped early
@@ -124,7 +124,7 @@ def run_trial(config: TrainConfig, trials: Sequence[Trial], view: Watcher, early
     begun = (folder / "config.json").is_file()
     try:
         with view.shown:
-            train(config, resume=begun, watcher=rule or view)
+            train(config.replace(baseline="no"), resume=begun, watcher=rule or view)  # the same for all of them
     except Stopped:
         if rule is None or not rule.wants_stop:  # by Ctrl-C or SIGTERM
             raise

@@ -1,0 +1,138 @@
+"""What a run costs, measured on a few images with a model that is thrown away: no bit of the run knows of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitkit.checkpoints.family import Checkpoint
+from vitkit.data import Batch, Dataset, normalise
+from vitkit.data.order import Order, stratified_order
+from vitkit.evaluation.linear import Minimised
+from vitkit.evaluation.run import evaluating
+from vitkit.progress import SILENT
+from vitkit.training.config import TrainConfig
+from vitkit.training.loop import Loop
+from vitkit.training.parts import Parts, assemble
+from vitkit.training.result import Watcher
+from vitkit.world import World
+
+HEAD_WORK = 4000.0  # evaluations of the objective by which a head on features is found: 3,973 for the digits
+_READ = 16  # images from which the cost of reading is taken
+
+
+class Costs(NamedTuple):
+    """Seconds, by all processes together."""
+
+    image: float  # to learn from an image, reading it included
+    update: float  # of the weights, once a step
+    evaluated: float  # to evaluate an image, reading it included
+    head: float = 0.0  # to train a head on the features of an image
+
+    def step(self, batch: int) -> float:
+        return batch * self.image + self.update
+
+
+def measured(
+    config: TrainConfig, data: Dataset, world: World, init: Checkpoint | None, teacher: nn.Module | None = None
+) -> Costs:
+    """The costs of a configuration, from a model of its own that learns from a few images and is thrown away."""
+    enough = min(1.0, max(0.02, 0.004 * config.budget))
+    alone = World(0, 1, world.device)
+    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+        few = {"train_images": 0, "validation_images": 0, "test_images": 0, "cache": False, "compile": "no"}
+        parts = assemble(config.replace(out=folder, workers=0, **few), alone, _few(data), SILENT, init, teacher)
+        for tensor in (*parts.model.parameters(), *parts.model.buffers()):
+            tensor.data = tensor.data.clone()  # a checkpoint in memory stays as it is
+        timed = Timed(parts)
+        reading = timed.reading() / max(1, min(config.workers, os.cpu_count() or 1))
+        evaluated = per_image(timed.evaluate, 64, enough)
+        head = timed.head() if config.head == "converge" else 0.0
+        if config.head == "converge":
+            return Costs(0.0, 0.0, (evaluated + reading) / world.size, head)
+        image = per_image(timed.learn, max(1, config.batch_size // world.size), enough)
+        return Costs((image + reading) / world.size, timed.update(), (evaluated + reading) / world.size)
+
+
+def per_image(run: Callable[[int], None], most: int, enough: float) -> float:
+    """Seconds for an image: with ever more of them, until a run takes long enough to be timed."""
+    count, warm = 1, False
+    while True:
+        before = time.monotonic()
+        run(count)
+        took = time.monotonic() - before
+        if took >= enough or (warm and count >= most):
+            return took / count
+        count, warm = min(4 * count, most), True
+
+
+class Timed:
+    """The parts of a run, one at a time."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.loop = parts, Loop(parts, Watcher(), time.monotonic())
+        self.batch: Batch | None = None
+
+    def reading(self) -> float:
+        """Seconds for an image; the images are kept for what follows."""
+        samples = self.parts.loader.samples
+        indices = np.arange(min(_READ, len(samples.source)))
+        before = time.monotonic()
+        self.batch = samples.load(0, Order(indices, np.zeros_like(indices)))
+        return (time.monotonic() - before) / len(indices)
+
+    def images(self, count: int) -> Batch:
+        """So many, the few over and over."""
+        assert self.batch is not None
+        rows = np.arange(count) % len(self.batch)
+        return Batch(self.batch.images[rows], self.batch.labels[rows], self.batch.indices[rows], self.batch.keys[rows])
+
+    def learn(self, count: int) -> None:
+        self.parts.wrapped.train()
+        self.loop.backward(*self.loop.inputs(self.images(count), 1.0)).item()
+
+    def update(self) -> float:
+        self.loop.update()  # the first makes what the optimiser remembers
+        before = time.monotonic()
+        self.loop.update()
+        return time.monotonic() - before
+
+    def evaluate(self, count: int) -> None:
+        model, images = self.parts.model, self.images(count).images.to(self.parts.world.device)
+        with evaluating(model):
+            model(normalise(images, model.config.preprocessing)).sum().item()
+
+    def head(self) -> float:
+        """Seconds for the features of an image: of an objective of this width, times how often it is evaluated."""
+        task, width = self.parts.task, next(iter(self.parts.model.classifiers)).in_features
+        if task.loss_name == "mse":  # in closed form
+            return 0.0
+        count = max(64, min(1024, (1 << 22) // (width * task.count)))
+        x = torch.linspace(-1, 1, count * width, dtype=torch.float64).view(count, width)
+        labels = self.images(count).labels
+        y = task.targets(x, labels, np.empty(0, dtype=np.uint64))[1]
+        y = y.to(x.dtype) if y.is_floating_point() else y
+        weights = Minimised(task, x, y).weights.requires_grad_()
+        took = []
+        for _ in range(3):
+            before = time.monotonic()
+            task.criterion(nn.functional.linear(x, weights[:, :-1], weights[:, -1]), y).backward()
+            took.append(time.monotonic() - before)
+        return HEAD_WORK * min(took) / count
+
+
+def _few(data: Dataset) -> Dataset:
+    """Some images of the training split, every class at its share, or values from all of their range."""
+    source, count = data.split("train"), 4 * _READ
+    rows = np.sort(stratified_order(source.groups)[:count])
+    if source.label_kind == "values":
+        places = np.linspace(0, len(source) - 1, num=min(count, len(source))).astype(int)
+        rows = np.sort(np.argsort(source.labels[:, 0], kind="stable")[places])
+    return Dataset(source.take(rows, "all", {}), ["train"] * len(rows), split_missing=False)
