@@ -156,9 +156,8 @@ def clean(
             echo(f"note: {note}")
         if found.issues:
             listed = out / "issues.csv"
-            echo(
-                f"Next: delete the rows of {listed} that you disagree with, then vitkit data apply {listed} --to new.csv"
-            )
+            echo(f"Next: delete the rows of {listed} that you disagree with,")
+            echo(f"then vitkit data apply {listed} --to new.csv")
     raise Exit(1 if found.issues else 0)
 
 
