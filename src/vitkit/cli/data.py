@@ -1,4 +1,4 @@
-"""`vitkit data check`, `show`, `map` and `pack`: look at a set before training on it, and write it anew."""
+"""`vitkit data check`, `show`, `map` and `pack`: look at a set before training on it, and write it as shards."""
 
 from __future__ import annotations
 
