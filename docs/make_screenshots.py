@@ -27,6 +27,7 @@ from typing import Any
 from PIL import Image
 
 LIMIT = 300_000
+SMALL = 64  # pixels; smaller images are enlarged smoothly, as the page would show them in squares
 # name: width, height, theme, what is shown, and the patch that is pointed at (down and across, in 0..1)
 SHOTS: dict[str, tuple[int, int, str, str, tuple[float, float] | None]] = {
     "page-light": (1280, 900, "light", "", (0.45, 0.55)),
@@ -104,8 +105,12 @@ def least_sure(model: str, data: str, folder: Path) -> Path:
     found = vitkit.load(model).predict([source.image(i) for i in range(len(source))])
     right = [(p.probability, i) for i, p in enumerate(found) if p.label == source.label_name(i)]
     index = min(right)[1]
-    path = folder / f"{data}, test image {index}, a {source.label_name(index)}.png"
-    source.image(index).save(path)
+    image, name = source.image(index), f"{data}, test image {index}, a {source.label_name(index)}"
+    if max(image.size) < SMALL:
+        scale, name = round(320 / max(image.size)), f"{name}, enlarged"
+        image = image.resize((scale * image.width, scale * image.height), Image.Resampling.BICUBIC)
+    path = folder / f"{name}.png"
+    image.save(path)
     return path
 
 
