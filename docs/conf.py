@@ -43,7 +43,7 @@ NAV = {
     "Reference": "commands api/index",
     "Inside (may change)": "api/model api/checkpoints api/data api/train api/evaluate api/explain",
     "Background": "security design mistakes",
-    "中文": "zh/tutorial-practitioner zh/tutorial-researcher zh/tutorial-student zh/tutorial-deployer",
+    "中文": "zh/tutorial-practitioner zh/tutorial-researcher zh/tutorial-student zh/tutorial-deployer zh/studies",
 }
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?![a-z-]+\.md)[^)]+\)")
 FLAGS = re.compile(r"^```(\w+) no-run *$", re.M)

@@ -2,8 +2,12 @@
 
     python docs/make_screenshots.py MODEL [IMAGE] [--second MODEL] [--out docs/images]
 
-MODEL is what `vitkit serve` takes, IMAGE an image file (default: one of the page's examples). A server is started on a
-free port and ended again. Images are kept below 300 kB each.
+MODEL is what `vitkit serve` takes, IMAGE an image file (default: one of the page's examples), or the name of a data
+set: then the test image that MODEL gets right and is least sure of. The README's are of `vitkit demo`:
+
+    python docs/make_screenshots.py runs/demo digits --only page-light page-classes
+
+A server is started on a free port and ended again. Images are kept below 300 kB each.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +27,7 @@ from typing import Any
 from PIL import Image
 
 LIMIT = 300_000
+SMALL = 64  # pixels; smaller images are enlarged smoothly, as the page would show them in squares
 # name: width, height, theme, what is shown, and the patch that is pointed at (down and across, in 0..1)
 SHOTS: dict[str, tuple[int, int, str, str, tuple[float, float] | None]] = {
     "page-light": (1280, 900, "light", "", (0.45, 0.55)),
@@ -91,10 +97,27 @@ def save_small(data: bytes, path: Path) -> None:
     path.write_bytes(out.getvalue())
 
 
+def least_sure(model: str, data: str, folder: Path) -> Path:
+    """The test image with the right class first and the least probability, as a file."""
+    import vitkit
+
+    source = vitkit.open_data(data).split("test")
+    found = vitkit.load(model).predict([source.image(i) for i in range(len(source))])
+    right = [(p.probability, i) for i, p in enumerate(found) if p.label == source.label_name(i)]
+    index = min(right)[1]
+    image, name = source.image(index), f"{data}, test image {index}, a {source.label_name(index)}"
+    if max(image.size) < SMALL:
+        scale, name = round(320 / max(image.size)), f"{name}, enlarged"
+        image = image.resize((scale * image.width, scale * image.height), Image.Resampling.BICUBIC)
+    path = folder / f"{name}.png"
+    image.save(path)
+    return path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("image", type=Path, nargs="?")
+    parser.add_argument("image", nargs="?")
     parser.add_argument("--second", help="a second model, for the image of two")
     parser.add_argument("--only", nargs="+", choices=list(SHOTS), help="these images only")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
@@ -105,14 +128,17 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     args.out.mkdir(parents=True, exist_ok=True)
-    with served([args.model]) as one, sync_playwright() as p:
+    with tempfile.TemporaryDirectory() as folder, served([args.model]) as one, sync_playwright() as p:
+        image = Path(args.image) if args.image else None
+        if image is not None and not image.is_file():
+            image = least_sure(args.model, args.image, Path(folder))
         browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         wanted = [name for name in args.only or SHOTS if name != "page-models"]
         for name in wanted:
-            print(shoot(browser, one, name, args.image, args.out))
+            print(shoot(browser, one, name, image, args.out))
         if args.second and "page-models" in (args.only or SHOTS):
             with served([args.model, args.second]) as two:
-                print(shoot(browser, two, "page-models", args.image, args.out))
+                print(shoot(browser, two, "page-models", image, args.out))
         browser.close()
 
 

@@ -11,6 +11,7 @@ import pkgutil
 import re
 import shlex
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,17 @@ def vitkit_command(words: list[str], run: bool) -> None:
         known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
         options = {w.split("=")[0] for w in words[depth:] if w.startswith("--")}
         assert options <= known, f"vitkit {' '.join(words[:depth])} has no option {options - known}"
+        if words[0] in ("train", "sweep"):  # and each setting
+            check_settings([value for word, value in pairwise(words) if word == "--set"])
         return
     code = command(words, standalone_mode=False)
     assert not code, f"vitkit {' '.join(words)} ended with code {code}"
+
+
+def check_settings(settings: list[str]) -> None:
+    from vitkit.training.config import TrainConfig, assign
+
+    assign(TrainConfig(), [setting.split(",")[0] for setting in settings])  # of several values the first
 
 
 def check_command(line: str, run: bool) -> None:

@@ -90,20 +90,55 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_that_are_spawned_load_the_same_images(tmp_path: Path) -> None:
-    """As on Windows and macOS, where nothing can be forked."""
+def write_images(folder: Path) -> Path:
     import numpy as np
     from PIL import Image
 
     for name in ("cats", "dogs"):
-        (tmp_path / "set" / "train" / name).mkdir(parents=True)
+        (folder / "train" / name).mkdir(parents=True)
         for i in range(6):
             pixels = np.random.default_rng(i).integers(0, 255, (20, 24, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "set" / "train" / name / f"{i}.png")
+            Image.fromarray(pixels).save(folder / "train" / name / f"{i}.png")
+    return folder
+
+
+def test_workers_that_are_spawned_load_the_same_images(tmp_path: Path) -> None:
+    """As on Windows and macOS, where nothing can be forked."""
     (tmp_path / "load.py").write_text(SPAWNED)
-    words = [sys.executable, str(tmp_path / "load.py"), str(tmp_path / "set")]
+    words = [sys.executable, str(tmp_path / "load.py"), str(write_images(tmp_path / "set"))]
     found = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
     assert found.stdout.strip() == "the same", found.stderr
+
+
+COMMANDED = """
+import multiprocessing, sys
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn", force=True)
+    from vitkit.cli.main import run
+    run()
+"""
+
+
+@pytest.mark.slow
+def test_commands_whose_processes_are_spawned(tmp_path: Path) -> None:
+    """`data check` and `train` with two loading processes: the same weights as with none."""
+    import torch
+
+    write_images(tmp_path / "set")
+    (tmp_path / "command.py").write_text(COMMANDED)
+
+    def command(*words: str) -> str:
+        line = [sys.executable, "command.py", *words]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "12" in command("data", "check", "set", "--workers", "2")
+    for workers in ("0", "2"):
+        more = ("--model", "mu", "--image-size", "32", "--steps", "2", "--out", f"run{workers}", "--workers", workers)
+        command("train", "set", *more)
+    one, two = (vitkit.load(tmp_path / name).state_dict() for name in ("run0", "run2"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_the_server_decodes_in_spawned_processes(monkeypatch) -> None:

@@ -15,7 +15,7 @@ import vitkit
 from hub_imitation import TOKEN, hub
 from vitkit.errors import VitkitError
 from vitkit.hub import pull, push
-from vitkit.training.card import wilson
+from vitkit.tasks.metrics import wilson
 
 SHORT = {"model": "mu", "steps": 8, "batch_size": 16, "evaluations": 1, "changes": {"depth": 1}}
 CLIENT = """

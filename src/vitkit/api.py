@@ -98,7 +98,7 @@ def pretrain(
     method    mae, masked-patch, dino or lejepa
     init      a checkpoint to continue from; by default weights are fresh
     options   of the method: {"masking": 0.75}
-    The rest is as in `train`. `result.verdict` says whether it worked; `vitkit.train(..., init=result.out)` goes on.
+    The rest is as in `train`. `result.verdict` says whether it worked, and `train(..., init=result.out)` fine-tunes it.
     """
     check_method(method)
     settings["out"] = str(settings.get("out") or free_folder(f"{Path(data).stem or 'run'}-{method}"))

@@ -4,7 +4,7 @@
     cross_val_score(ViTClassifier(epochs=20, random_state=0), images, labels)
 
 They train by the one training loop of vitkit, in memory, and obey scikit-learn's rules: parameters are kept as they
-were given, `fit` starts anew and repeats itself with the same `random_state`, a fitted estimator can be pickled.
+were given, `fit` starts over and repeats itself with the same `random_state`, a fitted estimator can be pickled.
 
 X is one of
     arrays  N H W, N H W C or N C H W; uint8 as it is, other numbers from the range that they had in `fit`

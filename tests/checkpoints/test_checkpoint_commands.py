@@ -105,9 +105,16 @@ def test_inspect(saved, tmp_path) -> None:
         "width=32",
         "interpolation=bilinear",
         "10: a, b, c",
-        "norm.weight",
     ):
         assert words in text
+    parts = [line.split() for line in text.splitlines() if line.endswith(tuple("0123456789 "))]
+    named = [row[0] for row in parts if row and row[-1].replace(",", "").isdigit()]
+    assert named == ["class_token", "patches", "positions", "encoder.blocks.0", "norm", "head"]  # two alike: one line
+    assert "encoder.blocks.0 to 1, each" in text
+    assert "norm.weight" not in text
+    every = run("inspect", path, "--all")
+    assert "encoder.blocks.1.mlp.up.weight" in every
+    assert "norm.weight" in every
     about = json.loads(run("inspect", path, "--json"))
     assert about["config"]["heads"] == 2
     assert about["class_names"] == list("abcdefghij")

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +75,20 @@ def test_a_shell_that_asks_is_told_commands_and_models() -> None:
 
     assert asked("vitkit summ") == ["summary"]
     assert asked("vitkit summary vit-h") == ["vit-h/14"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_bash_itself_completes(tmp_path: Path) -> None:
+    """The printed script, evaluated by a real bash, whose completion function then asks the command."""
+    (tmp_path / "vitkit").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vitkit "$@"\n')
+    (tmp_path / "vitkit").chmod(0o755)
+    script = """eval "$(vitkit completion bash)"
+    name=$(complete -p vitkit | sed -E 's/.*-F ([^ ]+).*/\\1/')
+    COMP_WORDS=(vitkit data che) COMP_CWORD=2
+    $name vitkit; echo "${COMPREPLY[@]}" """
+    where = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=where, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["check"], done.stderr
 
 
 def test_colours_are_left_out_when_unwanted() -> None:

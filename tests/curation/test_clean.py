@@ -150,6 +150,19 @@ def test_confident_learning_is_cleanlabs(seed: int) -> None:
     assert confident_learning(probabilities, labels).tolist() == theirs.tolist()
 
 
+def test_many_disagreements_are_called_weak_features(tmp_path: Path, command, monkeypatch) -> None:
+    """Labels that no feature explains: half of them look wrong, and nobody should apply that unread."""
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "noise.npz", x=random.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8), y=np.arange(60) % 2)
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = command("data", "clean", "noise.npz")
+    assert code == 1
+    assert "more likely the features are too weak" in out
+    assert "vitkit index DATA --model CHECKPOINT" in out
+    assert "Next: delete the rows of cleaned/issues.csv that you disagree with" in " ".join(out.split())
+    assert "too weak" in (tmp_path / "cleaned" / "report.html").read_text(encoding="utf-8")
+
+
 def test_labels_of_one_class_are_not_checked(tmp_path: Path, planted: Path) -> None:
     found = build_index(planted / "train" / "a", out=tmp_path / "i")
     with pytest.raises(DataError, match="need one class per image"):

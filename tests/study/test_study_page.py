@@ -10,10 +10,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 TABLES = sorted((DOCS / "studies").glob("*.json"))
 
 
-def test_the_page_is_current() -> None:
-    from make_studies_page import page
+@pytest.mark.parametrize("name", ["studies.md", "zh/studies.md"])
+def test_the_page_is_current(name: str) -> None:
+    from make_studies_page import PAGES, page
 
-    assert (DOCS / "studies.md").read_text(encoding="utf-8") == page(), "run python docs/make_studies_page.py"
+    assert name in PAGES
+    assert (DOCS / name).read_text(encoding="utf-8") == page(name), "run python docs/make_studies_page.py"
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda p: p.stem)

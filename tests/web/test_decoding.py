@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import multiprocessing
 import os
 import signal
 import struct
@@ -50,6 +51,22 @@ async def until(true: Callable[[], Any]) -> None:
 
 def form(*images: bytes) -> list[tuple[str, tuple[str, bytes]]]:
     return [("f", (f"{i}.png", data)) for i, data in enumerate(images)]
+
+
+@pytest.mark.slow
+def test_spawned_processes_decode_as_forked_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows and macOS: every decoding process imports everything itself."""
+    answers = []
+
+    async def use(client: httpx.AsyncClient, service: Any) -> None:
+        found = await client.post("/api/predict", files=form(image()))
+        assert found.status_code == 200
+        answers.append(found.json())
+
+    visit(use)
+    monkeypatch.setattr(decoding, "_context", lambda: multiprocessing.get_context("spawn"))
+    visit(use)
+    assert answers[0] == answers[1]
 
 
 def test_the_pixels_of_a_request_are_bounded_before_any_is_decoded() -> None:

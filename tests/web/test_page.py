@@ -131,7 +131,7 @@ def test_it_opens_with_an_example_and_predictions(visit: Visit) -> None:
     assert shares == sorted(shares, reverse=True)
     assert 50 < sum(shares) <= 100.5  # five of six classes
     assert page.locator("#examples button[aria-pressed=true]").count() == 1
-    visit.until_reads("layer 3")
+    visit.until_reads("layer 2")
     playwright.expect(page.locator("#ranks")).to_contain_text("Click a class to see what speaks for it.")
 
 
@@ -195,11 +195,11 @@ def test_a_click_keeps_the_patch_and_the_address_knows_it(visit: Visit) -> None:
 def test_layers_and_heads(visit: Visit) -> None:
     page = visit.open().page
     seen = [visit.pixels()]
-    page.get_by_role("radio", name="Layer 1").click()
-    visit.until_reads("layer 1, mean of the heads")
+    page.get_by_role("radio", name="Layer 0").click()
+    visit.until_reads("layer 0, mean of the heads")
     seen.append(visit.until_differs(*seen))
-    page.get_by_role("radio", name="Head 2").click()
-    visit.until_reads("layer 1, head 2")
+    page.get_by_role("radio", name="Head 1").click()
+    visit.until_reads("layer 0, head 1")
     visit.until_differs(*seen)
     assert "layer=0&head=1" in page.url
 
@@ -208,7 +208,7 @@ def test_play_goes_through_the_layers_and_stops(visit: Visit) -> None:
     visit.page.clock.install()
     page = visit.open().page
     page.get_by_role("button", name="Play").click()
-    for layer in (1, 2, 3):
+    for layer in (0, 1, 2):
         visit.wait(f"document.querySelector('.readout').innerText.includes('layer {layer},')")
     page.get_by_role("button", name="Pause").click()
     now = page.locator(".readout").first.inner_text()
@@ -349,7 +349,7 @@ def test_tabs_about_the_model(visit: Visit) -> None:
     page.wait_for_selector(".dot")
     assert page.locator("#panel-distance .dot").count() == 12
     page.locator("#panel-distance .dot").nth(1).click()
-    visit.until_reads("layer 1, head 2")
+    visit.until_reads("layer 0, head 1")
     assert page.get_by_role("tab", name="Image").get_attribute("aria-selected") == "true"
 
 
@@ -368,15 +368,15 @@ def test_with_the_keyboard_alone(visit: Visit) -> None:
     page.keyboard.press("ArrowUp")
     visit.until_reads("Patch 1,3")
     page.keyboard.press("[")
-    visit.until_reads("layer 2")
+    visit.until_reads("layer 1")
     page.keyboard.press("Escape")
     visit.until_reads("The class token")
     page.locator("#layer-strip [aria-checked=true]").focus()
     page.keyboard.press("Home")
-    visit.until_reads("layer 1")
+    visit.until_reads("layer 0")
     page.locator("#methods input:checked").focus()
     page.keyboard.press("ArrowRight")
-    visit.until_reads("up to layer 1")
+    visit.until_reads("up to layer 0")
     page.locator("#tab-image").focus()
     page.keyboard.press("End")
     playwright.expect(page.locator("#panel-api")).to_be_visible()
@@ -415,9 +415,9 @@ def test_errors_are_shown_in_words(visit: Visit, tmp_path: Path) -> None:
 
 def test_a_strange_address_is_no_error(visit: Visit) -> None:
     visit.open("#layer=99&head=77&method=magic&patch=50,60&class=9999&strength=500&tab=../x&example=<b>")
-    visit.until_reads("layer 3")
+    visit.until_reads("layer 2")
     visit.open("#layer=0&method=rollout&strength=40")
-    visit.until_reads("up to layer 1")
+    visit.until_reads("up to layer 0")
     assert visit.page.get_by_label("Overlay").input_value() == "40"
 
 

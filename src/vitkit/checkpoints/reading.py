@@ -52,7 +52,7 @@ def body_of(tensors: LazyTensors, numerics: Numerics = "timm") -> tuple[Size, in
         "final_norm": "norm.weight" in tensors or "head.norm.weight" in tensors,
     }
     fields |= {field: name in tensors for field, name in _PRESENT.items()}
-    fields["patch_bias"] = "patches.bias" in tensors or not fields["pre_norm"]  # only CLIP and its kin leave it out
+    fields["patch_bias"] = "patches.bias" in tensors or not fields["pre_norm"]  # CLIP and the like have none
     fields |= {field: tensors.rows(name) for field, name in _ROWS.items()}
     return patch, width, fields | _blocks_of(tensors)
 

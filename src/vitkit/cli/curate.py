@@ -153,7 +153,11 @@ def clean(
         apart = [f"{u.label} is {u.share:.0%} of {u.split}, {u.share_of_train:.0%} of train" for u in found.unbalanced]
         opt.print_some("unbalanced splits", apart, "report.html lists them all")
         for note in found.notes:
-            echo(note)
+            echo(f"note: {note}")
+        if found.issues:
+            listed = out / "issues.csv"
+            echo(f"Next: delete the rows of {listed} that you disagree with,")
+            echo(f"then vitkit data apply {listed} --to new.csv")
     raise Exit(1 if found.issues else 0)
 
 

@@ -1,4 +1,4 @@
-"""`vitkit data check`, `show`, `map` and `pack`: look at a set before training on it, and write it anew."""
+"""`vitkit data check`, `show`, `map` and `pack`: look at a set before training on it, and write it as shards."""
 
 from __future__ import annotations
 
@@ -126,6 +126,8 @@ def show(
     own = (224, 224) if source.pixels is None else (source.pixels.shape[-2], source.pixels.shape[-1])
     pre = vitkit.Preprocessing(size=own if size is None else as_size(size, "--size"), fit="crop")
     about = f"augmentation {augment}, seed {seed}; the first column is the evaluation view, then one epoch per column"
+    if chosen.mixup or chosen.cutmix:
+        about += "; mixup blends in another image"
     _save(training_sheet(source, pre, chosen, rows, seed=seed, about=about), out)
     opt.print_json({"drawn": str(out)}) if as_json else echo(f"drawn: {out}")
 

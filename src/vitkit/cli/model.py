@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -60,13 +61,20 @@ def summary(model: opt.Model, options: ModelOptions, as_json: opt.Json = False) 
 
 
 @opt.takes_model
-def inspect(source: SourceArgument, options: ModelOptions, as_json: opt.Json = False) -> None:
-    """Show what a checkpoint is: its format, configuration, preprocessing, classes and tensors."""
+def inspect(
+    source: SourceArgument,
+    options: ModelOptions,
+    every: Annotated[bool, Option("--all", help="List every tensor, not a line for each part.")] = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Show what a checkpoint is: its format, configuration, preprocessing, classes and parts."""
     from vitkit.checkpoints.load import open_checkpoint, prepare
+    from vitkit.model.build import outline
 
     _, checkpoint = prepare(open_checkpoint(source, options), options)
     config, outputs, format = checkpoint.config, checkpoint.outputs, checkpoint.format
-    tensors = checkpoint.tensors.items()
+    place = {name: i for i, name in enumerate(outline(config).state_dict())}  # in the order an image meets them
+    tensors = sorted(checkpoint.tensors.items(), key=lambda item: place.get(item[0], len(place)))
     rows = [(name, list(t.shape), str(t.dtype).removeprefix("torch."), t.numel()) for name, t in tensors]
     total, dtypes = sum(row[-1] for row in rows), ", ".join(sorted({row[2] for row in rows}))
     if as_json:
@@ -80,8 +88,33 @@ def inspect(source: SourceArgument, options: ModelOptions, as_json: opt.Json = F
     echo(f"{outputs.kind:14} " + _classes(config.classes, outputs.names))
     for line in checkpoint.notes:
         echo(f"note           {line}")
+    if not every:
+        cells = [(part, str(tensors), f"{count:,}") for part, tensors, count in _parts(rows)]
+        opt.print_table(("part", "tensors", "parameters"), cells)
+        return echo("--all lists every tensor, --json has everything")
     cells = [(name, " x ".join(map(str, shape)), dtype, f"{count:,}") for name, shape, dtype, count in rows]
     return opt.print_table(("tensor", "shape", "dtype", "parameters"), cells)
+
+
+def _parts(tensors: list[tuple[str, list[int], str, int]]) -> list[tuple[str, int, int]]:
+    """(part, tensors, parameters) of each part of a model; blocks that follow each other and are alike are one line."""
+    parts: dict[tuple[str, int | None], list[tuple[str, list[int], str, int]]] = {}
+    for name, *about in tensors:
+        found = re.match(r"(.*?)\.(\d+)\.(.*)", name)
+        key = (found[1], int(found[2])) if found else (name.partition(".")[0], None)
+        parts.setdefault(key, []).append((found[3] if found else name, *about))
+    runs: list[list[tuple[str, int | None]]] = []
+    for key, held in parts.items():
+        if runs and runs[-1][-1][0] == key[0] and parts[runs[-1][-1]] == held:
+            runs[-1].append(key)
+        else:
+            runs.append([key])
+    rows = []
+    for run in runs:
+        (name, first), (_, last) = run[0], run[-1]
+        numbers = "" if first is None else f".{first}" if first == last else f".{first} to {last}, each"
+        rows.append((name + numbers, len(parts[run[0]]), sum(count for *_, count in parts[run[0]])))
+    return rows
 
 
 @opt.takes_model

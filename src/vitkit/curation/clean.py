@@ -24,6 +24,7 @@ from vitkit.progress import SILENT, Progress
 DROP = "drop"
 COLUMNS = ("path", "issue", "split", "label", "suggestion", "score", "group")
 ISSUES = ("leak", "exact-duplicate", "near-duplicate", "label", "junk", "outlier", "small-class", "drift")
+_MANY = 0.1  # of all labels: seldom are so many wrong
 _RARE = 0.05  # what more images than this share have is the nature of the set, not junk
 _OUTLIER = 5.0  # deviations (of the median kind) below the usual nearness of neighbours
 _FEW = 5  # images of a class, in train
@@ -95,6 +96,11 @@ def _labels(index: Index, notes: list[str], progress: Progress) -> tuple[list[Is
     except DataError as e:
         notes.append(f"labels were not checked: {e}")
         return [], {}
+    if len(errors) > _MANY * len(index):
+        model, share = index.about["model"], len(errors) / len(index)
+        weak = f"{len(errors):,} of {len(index):,} labels ({share:.0%}) disagree with the features by {model}"
+        notes.append(f"{weak}: more likely the features are too weak for these classes. Check every row before you")
+        notes[-1] += " apply it, or compute better features: vitkit index DATA --model CHECKPOINT"
     found = [_issue(index, e.row, "label", index.classes[e.suggestion], 1 - e.score) for e in errors]
     return found, {index.paths[e.row]: [index.paths[n] for n in e.neighbours] for e in errors}
 

@@ -110,6 +110,6 @@ def _tile(evaluation: ClassEvaluation, source: Source, row: int) -> Tile:
         said = evaluation.classes[records["predicted"][row]]
         return Tile(image, f"as {short(said, 12)}, {100 * records['probability'][row]:.0f}%")
     said, true = records["scores"][row] > 0, records["labels"][row] > 0
-    told = [("missed", true & ~said), ("added", said & ~true)]
-    words = [f"{word} {short(evaluation.classes[c], 12)}" for word, which in told for c in np.flatnonzero(which)]
+    wrong = [("missed", true & ~said), ("added", said & ~true)]
+    words = [f"{word} {short(evaluation.classes[c], 12)}" for word, which in wrong for c in np.flatnonzero(which)]
     return Tile(image, ", ".join(words))

@@ -81,8 +81,9 @@ def fit(
     y = y.to(x.dtype) if y.is_floating_point() else y
     found: list[tuple[Tried, list[Tried], Tensor]] = []
     for scale in (each, common):
+        done = len(STRENGTHS) * len(found)
         solvers = [solver(task, x[~out] / scale, y[~out]) for out in held_out]
-        tried = _search(task, solvers, x / scale, labels, held_out, progress)
+        tried = _search(task, solvers, x / scale, labels, held_out, progress, done)
         found.append((_best(task, tried), tried, scale))
     chosen = _best(task, [best for best, _, _ in found])
     _, tried, scale = next(f for f in found if f[0] is chosen)
@@ -93,14 +94,20 @@ def fit(
 
 
 def _search(
-    task: Task, solvers: list[Ridge | Minimised], x: Tensor, labels: Tensor, held_out: list[Tensor], progress: Progress
+    task: Task,
+    solvers: list[Ridge | Minimised],
+    x: Tensor,
+    labels: Tensor,
+    held_out: list[Tensor],
+    progress: Progress,
+    done: int,
 ) -> list[Tried]:
     tried: list[Tried] = []
     for count, strength in enumerate(STRENGTHS, start=1):
         outputs = torch.cat([_apply(s.at(strength), x[out]) for s, out in zip(solvers, held_out, strict=True)])
         found = task.metrics(outputs, torch.cat([labels[out] for out in held_out]))
         tried.append(Tried(strength, found[task.score.key], found["loss"]))
-        progress.update("choosing the strength", count, len(STRENGTHS))
+        progress.update("choosing the regularization", done + count, 2 * len(STRENGTHS))
         if count - tried.index(_best(task, tried)) > PATIENCE:
             break
     return tried

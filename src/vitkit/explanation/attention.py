@@ -137,11 +137,11 @@ def make_heads(subject: Subject) -> Section:
     layer, head = np.unravel_index(int(raw.max(axis=(2, 3)).argmax()), raw.shape[:2])
     return Section(
         heading="Every layer and head",
-        finding=f"The most focused is head {head + 1} of layer {layer + 1}: "
+        finding=f"The most focused is head {head} of layer {layer}: "
         f"{raw[layer, head].max():.0%} of its attention is on one patch",
         alt=f"Maps of the first image's attention from the output token, {len(raw)} layers and {len(raw[0])} heads.",
         how=f"The attention of {OUTPUT[subject.model.config.pooling]} to the patches of the first image "
-        f"({subject.images.names[0]}), as it is in each layer and head. {ONE_SCALE}",
+        f"({subject.images.names[0]}), as it is in each layer and head, both counted from 0. {ONE_SCALE}",
         arrays={"raw": raw},
         draw=lambda: layers_and_heads(raw, subject.images.shown([0])[0], "attention"),
     )
@@ -201,7 +201,7 @@ def make_query(subject: Subject) -> Section:
     return Section(
         heading="What one patch attends to",
         finding=f"The marked patch gives itself {itself.mean():.1%} of its attention on average, "
-        f"most in head {head + 1} of layer {layer + 1} ({itself.max():.0%})",
+        f"most in head {head} of layer {layer} ({itself.max():.0%})",
         alt=f"The first image with the patch {patch[0]},{patch[1]} (row, column from 0) marked, and its attention to "
         f"all patches, {values.shape[0]} layers and {values.shape[1]} heads.",
         how=f"The query is the patch {patch[0]},{patch[1]} (row, column from 0) of {subject.images.names[0]}{chosen}; "

@@ -72,7 +72,7 @@ def make(subject: Subject) -> Section:
     notes = f"{len(images)} images; class and register tokens left out, each row renormalised to sum to 1"
     return Section(
         heading="Attention distance and entropy",
-        finding=f"Heads of layer 1 look {span} pixels away, those of the last {last}; the mean is {mean}",
+        finding=f"Heads of layer 0 look {span} pixels away, those of the last {last}; the mean is {mean}",
         alt=f"Two charts over {reach.distance.shape[1]} layers with one dot per head: mean attention distance "
         f"in pixels and attention entropy in nats, with the mean of each layer and of the network.",
         how="How far, in pixels between patch centres, each head looks, and how widely it spreads its attention. "
@@ -93,7 +93,7 @@ def draw(reach: AttentionReach, notes: str) -> Figure:
     ):
         by_head = by_image.mean(axis=0)  # L H
         layers, heads = by_head.shape
-        depth = np.arange(1, layers + 1)
+        depth = np.arange(layers)
         places = (depth[:, None] + (np.linspace(-0.18, 0.18, heads) if heads > 1 else 0)).ravel()
         dots = {"s": 16, "color": COLOURS[0], "alpha": 0.75, "linewidths": 0, "zorder": 3}
         axes.grid(axis="y")
@@ -102,8 +102,8 @@ def draw(reach: AttentionReach, notes: str) -> Figure:
         axes.plot(depth, by_head.mean(axis=1), color=COLOURS[1], linewidth=1.8, label="mean of the layer", zorder=4)
         axes.axhline(by_head.mean(), color=INK, linewidth=0.9, linestyle=":", label="mean of the network")
         highest = max(uniform, float(by_head.max())) * 1.12 + 1e-9
-        axes.set(ylabel=label, xlim=(0.5, layers + 0.5), ylim=(0, highest))
-        axes.set_xticks(depth if layers <= 16 else depth[1::2])
+        axes.set(ylabel=label, xlim=(-0.5, layers - 0.5), ylim=(0, highest))
+        axes.set_xticks(depth if layers <= 16 else depth[::2])
     lower.set_xlabel("layer (depth)")
     figure.supxlabel(notes, fontsize=8, color=GREY)
     legend_above(figure, upper, 3)

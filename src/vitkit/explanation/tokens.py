@@ -53,7 +53,7 @@ def token_colours(patches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def state_name(depth: int) -> str:
-    return "input" if depth == 0 else f"layer {depth}"
+    return "input" if depth == 0 else f"layer {depth - 1}"
 
 
 def make(subject: Subject) -> Section:
@@ -73,7 +73,7 @@ def make(subject: Subject) -> Section:
         "similar colours.",
         how="The first three principal components of the patch states as red, green and blue, computed over all "
         "images of a layer together: within a column the same colour means the same kind of content.",
-        arrays={"colours": colours, "variance": shares, "layers": np.array(chosen)},
+        arrays={"colours": colours, "variance": shares, "states": np.array(chosen)},
         draw=lambda: image_rows(rows, columns, [[name] for name in subject.images.names]),
     )
 

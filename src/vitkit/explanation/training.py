@@ -81,8 +81,9 @@ def curves_of(curves: Curves) -> Section:
     if scores:
         (_, values), words = curves[scores[0]], in_words(scores[0])
         most = values.min() if scores[0] in SCORES and not SCORES[scores[0]].higher else values.max()
-        best = "its best" if values[-1] == most else f"its best was {most:.4g}"
-        finding = f"{words[0].upper()}{words[1:]} ends at {values[-1]:.4g}, {best}"
+        text = SCORES[scores[0]].text if scores[0] in SCORES else "{:.4g}".format
+        best = "its best" if values[-1] == most else f"its best was {text(most)}"
+        finding = f"{words[0].upper()}{words[1:]} ends at {text(values[-1])}, {best}"
     pale = any(noisy(curves[name][1]) for name in shown_curves(curves))
     return Section(
         heading="Training",

@@ -184,7 +184,7 @@ def _offsets(subject: Subject) -> Section:
     label = "bias added to the attention score, by offset (centre: the patch itself)"
     return Section(
         heading="Relative positions",
-        finding=f"The learned bias by offset reaches {high:.2f}, in head {head + 1} of layer {layer + 1}",
+        finding=f"The learned bias by offset reaches {high:.2f}, in head {head} of layer {layer}",
         alt=f"{offsets.shape[0]} rows (layers) by {offsets.shape[1]} columns (heads) of maps of the bias by offset.",
         how="What each head adds to its attention scores for a patch so many rows and columns away. The centre of "
         "each map is the patch itself. One scale for all.",

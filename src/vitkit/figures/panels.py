@@ -137,7 +137,7 @@ def mosaic_figure(
         if patch is not None:
             mark(upper, patch, (h, w), image.shape)
     painted = heatmap(axes, mosaic(tiles, gap), *scale, colours)
-    numbers = [[str(i + 1) if n <= 16 or i % 2 == 0 else "" for i in range(n)] for n in (rows, columns)]
+    numbers = [[str(i) if n <= 16 or i % 2 == 0 else "" for i in range(n)] for n in (rows, columns)]
     for axis, side, shown in zip((axes.yaxis, axes.xaxis), (h, w), ticks or numbers, strict=True):
         axis.set_ticks(np.arange(len(shown)) * (side + gap) + (side - 1) / 2, shown)
     axes.tick_params(length=0, top=False, labeltop=True, labelbottom=False, pad=2)

@@ -20,7 +20,7 @@ from vitkit.model.attention import Attention, OnWeights
 
 
 class Merging:
-    """What one pass through the encoder has merged so far. Made anew for every batch."""
+    """What one pass through the encoder has merged so far. A new one for every batch."""
 
     def __init__(self, per_block: int, prefix: int) -> None:
         self.per_block, self.prefix = per_block, prefix

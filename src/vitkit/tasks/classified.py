@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitkit.data import Source
-from vitkit.tasks.metrics import Bins, PerClass
+from vitkit.tasks.metrics import Bins, PerClass, wilson
 from vitkit.tasks.result import Evaluation, Records, percent
 
 
@@ -45,6 +45,11 @@ class ClassEvaluation(Evaluation):
         return self.metrics.get("top1")
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of `top1`, for so many images; of chance alone, not of other seeds or other data."""
+        return None if self.top1 is None or not self.samples else wilson(self.top1, self.samples)
+
+    @property
     def top5(self) -> float | None:
         return self.metrics.get("top5")
 
@@ -63,6 +68,7 @@ class ClassEvaluation(Evaluation):
         edges = bins.pop("edges")
         return {
             **{key: self.metrics.get(key) for key in ("top1", "top5", "loss")},
+            "top1_interval": self.interval,
             "ece": self.ece,
             "map": self.map,
             "classes": self.classes,
@@ -84,8 +90,10 @@ class ClassEvaluation(Evaluation):
     def summary(self) -> str:
         several = self.top5 if len(self.classes) > 5 else None  # of five classes or fewer it is always 100%
         metrics = (("top-1", self.top1), ("top-5", several), ("mAP", self.map))
-        found = "   ".join(f"{word} {percent(value)}" for word, value in metrics if value is not None)
-        return f"{found}   loss {self.loss:.4f}   calibration error {percent(self.ece)}   {self.about}"
+        found = [f"{word} {percent(value)}" for word, value in metrics if value is not None]
+        if self.interval:
+            found[0] += f" (95% interval {' to '.join(map(percent, self.interval))})"
+        return "   ".join([*found, f"loss {self.loss:.4f}", f"calibration error {percent(self.ece)}", self.about])
 
 
 def _rows(columns: dict[str, np.ndarray]) -> list[dict[str, object]]:

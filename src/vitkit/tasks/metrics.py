@@ -5,6 +5,7 @@ Shapes: N samples, C classes, K bins. Fractions are 0..1, never percent.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,13 @@ def place_of_label(scores: Tensor, labels: Tensor) -> Tensor:
 def top_k(scores: Tensor, labels: Tensor, k: int = 1) -> float:
     """The share of samples whose class is among the k highest scores."""
     return mean((place_of_label(scores, labels) < k).numpy())
+
+
+def wilson(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95% interval of a share of `count` samples (Wilson 1927): of chance in sampling, nothing else."""
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:

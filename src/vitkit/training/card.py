@@ -13,6 +13,7 @@ import numpy as np
 
 from vitkit.model.base import OutputKind
 from vitkit.tasks.classified import ClassEvaluation
+from vitkit.tasks.metrics import wilson
 from vitkit.tasks.result import Evaluation
 from vitkit.training.result import Result
 
@@ -112,13 +113,6 @@ def _reached(about: Facts, result: Result) -> str:
         lines.append(f"| {what} | {result.score.text(value)} | {interval} | {images:,} |")
     lines.append("\nIntervals are Wilson's: of these images, not of other seeds or other data.\n")
     return "\n".join(lines)
-
-
-def wilson(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """The interval of a share of `count` samples."""
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _calibration(evaluation: Evaluation | None) -> str:

@@ -136,7 +136,7 @@ class FrozenRun:
         how = f"{head.folds}-fold cross-validation" if head.folds > 1 else "a fifth of train that was held out"
         reached = f"{score.words} {score.text(head.chosen.score)} by {how}"
         kind = "ridge regression" if self.parts.task.loss_name == "mse" else "logistic regression"
-        self.watcher.note(f"head: {kind}, strength {head.strength:.2g} chosen by {reached}")
+        self.watcher.note(f"head: {kind}, regularization {head.strength:.2g}, chosen for the best {reached}")
         return head
 
     def put_into_model(self, head: Linear) -> None:

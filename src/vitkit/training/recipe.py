@@ -45,11 +45,11 @@ def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig |
     size, count, fine = image_size(source), len(source), config.init is not None
     if config.freeze == "backbone" and not fine:
         raise ConfigError("--freeze backbone learns on top of a trained model; name one with --init")
+    splits = ", ".join(f"{split} {images:,}" for split, images in data.splits.items())
+    pixels = f"about {size[1]}x{size[0]} pixels (width x height)"
     few = "" if fine or task.pretrains else few_images(count, max(size))
-    reasons = [
-        f"data: {count:,} images of about {size[1]}x{size[0]} (width x height), {task.describe()}",
-        *filter(None, [few]),
-    ]
+    reasons = [f"data: {sum(data.splits.values()):,} images ({splits}) of {pixels}, {task.describe()}"]
+    reasons += [few] if few else []
     if config.recipe:
         config, stated = published.apply(config, choose_batch(count, world), count)
         reasons += stated
@@ -146,6 +146,7 @@ def choose_head(config: TrainConfig, asked: TrainConfig, world: World, reasons: 
     varied = config.augment not in (None, preset("none"))
     views = config.views or (max(1, round(asked.epochs)) if asked.epochs else VIEWS) if varied else 1
     seen = f"{views} augmented views of every image" if varied else "features of every image"
+    reasons[:] = [line for line in reasons if not line.startswith(("length", "optimiser"))]  # there is neither
     reasons.append(f"head: {seen}, computed once, then trained to convergence (else: --set head=steps)")
     if asked.steps or (asked.epochs and not varied):
         reasons.append("length: neither steps nor epochs are needed for that, and none are counted")

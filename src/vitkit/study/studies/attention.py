@@ -128,7 +128,7 @@ class Heads(Study):
         for arm, colour, beside in (("fresh", COLOURS[1], -0.16), ("trained", COLOURS[0], 0.16)):
             values = table[arm].measured("distance")  # seeds x layers x heads
             seeds, layers, heads = values.shape
-            depth = np.arange(1, layers + 1)
+            depth = np.arange(layers)
             spot = depth[None, :, None] + np.linspace(-0.1, 0.1, seeds * heads).reshape(seeds, 1, heads) + beside
             axes.scatter(spot.ravel(), values.ravel(), s=11, color=colour, alpha=0.65, linewidths=0)
             axes.plot(depth, values.mean(axis=(0, 2)), color=colour, linewidth=1.8, label=f"{arm}: mean of the layer")

@@ -251,6 +251,6 @@ class Dino(Method):
         return {"code_information": health.information(columns["codes"])}
 
     def collapsed(self, now: Mapping[str, float]) -> str:
-        if (told := now.get("code_information", 1.0)) < LITTLE:
-            return f"the teacher gives all images nearly the same code ({told:.1%} of what codes could tell)"
+        if (information := now.get("code_information", 1.0)) < LITTLE:
+            return f"the teacher gives all images nearly the same code ({information:.1%} of what codes could tell)"
         return super().collapsed(now)

@@ -51,8 +51,8 @@ def information(codes: Tensor) -> float:
     """
     codes = codes.double().clamp(min=1e-12)
     mean = codes.mean(dim=0)
-    told = -(mean * mean.log()).sum() + (codes * codes.log()).sum(dim=1).mean()
-    return float(told) / max(math.log(min(codes.shape)), 1e-12)
+    information = -(mean * mean.log()).sum() + (codes * codes.log()).sum(dim=1).mean()
+    return float(information) / max(math.log(min(codes.shape)), 1e-12)
 
 
 def neighbours_accuracy(features: Tensor, labels: Tensor, classes: int) -> float:

@@ -199,7 +199,7 @@ function describe(look, { layer, head, patch, method: how }, values, pointed) {
     const name = patchName(at, look.w);
     return [pointed === null ? "Most at " : "", el("b", {}, pointed === null ? name : capital(name)), `: ${percent(values[at] / total)} of the whole map`];
   }
-  const where = how === "rollout" ? `up to layer ${layer + 1}` : `in layer ${layer + 1}, ${head === "mean" ? "mean of the heads" : `head ${Number(head) + 1}`}`;
+  const where = how === "rollout" ? `up to layer ${layer}` : `in layer ${layer}, ${head === "mean" ? "mean of the heads" : `head ${head}`}`;
   const most = strongest(values);
   return [el("b", {}, capital(asking(look, patch))), ` attends most to ${most === patch ? "itself" : patchName(most, look.w)} (${percent(values[most])}) ${where}`];
 }
@@ -224,11 +224,10 @@ function showStrips(view) {
   const { asked, ofLayers, ofHeads } = stripMaps(view, layers, heads);
   $("strip-from").textContent = `${whose}seen from ${asking(look, asked.patch)}`;
   $("layers-title").textContent = method() === "rollout" ? "Rolled out up to layer" : "Layer";
-  layerStrip.show(layers.map((i) => String(i + 1)), layers.map((i) => `Layer ${i + 1}`), ofLayers, look.h, look.w, asked.layer);
+  layerStrip.show(layers.map(String), layers.map((i) => `Layer ${i}`), ofLayers, look.h, look.w, asked.layer);
   layerStrip.reveal();
-  const names = heads.map((head) => (head === "mean" ? "Mean of the heads" : `Head ${Number(head) + 1}`));
-  const labels = heads.map((head) => (head === "mean" ? "mean" : String(Number(head) + 1)));
-  return headStrip.show(labels, names, ofHeads, look.h, look.w, heads.indexOf(asked.head));
+  const names = heads.map((head) => (head === "mean" ? "Mean of the heads" : `Head ${head}`));
+  return headStrip.show(heads, names, ofHeads, look.h, look.w, heads.indexOf(asked.head));
 }
 
 // All small maps are of one patch: the one pointed at when they all are here, else the one chosen, or the output.

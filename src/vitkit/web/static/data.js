@@ -81,18 +81,18 @@ function select(row, reveal = false) {
     return view.draw();
   }
   $("picked-title").textContent = "Image";
-  const picture = el("div", { class: "picture" }, thumb(row, { class: "small" }));
+  const photo = el("div", { class: "photo" }, thumb(row, { class: "small" }));
   const near = el("div", { class: "near-room", "aria-busy": "true" }, el("p", { class: "near-title" }, "Looking for neighbours …"));
-  $("picked").replaceChildren(picture, facts(row), near);
+  $("picked").replaceChildren(photo, facts(row), near);
   if (reveal) view.reveal(row);
   else view.draw();
   said(`${name(row)}, class ${label(row)}`);
   const { signal } = stop;
-  if (store.image) quietly(showLarge(row, picture, signal));
+  if (store.image) quietly(showLarge(row, photo, signal));
   return quietly(showNeighbours(row, near, signal));
 }
 
-async function showLarge(row, picture, signal) {
+async function showLarge(row, photo, signal) {
   const url = URL.createObjectURL(await store.image(row, signal));
   if (signal.aborted) return URL.revokeObjectURL(url);
   const image = el("img", { src: url, alt: name(row) });
@@ -104,7 +104,7 @@ async function showLarge(row, picture, signal) {
       image.style.width = `${times * image.naturalWidth}px`;
       image.style.imageRendering = "pixelated";
     }
-    picture.replaceChildren(image);
+    photo.replaceChildren(image);
   });
   return undefined;
 }
@@ -147,7 +147,7 @@ async function search(blob) {
   const url = URL.createObjectURL(blob);
   const image = el("img", { src: url, alt: "The image that was searched by" });
   image.addEventListener("load", () => URL.revokeObjectURL(url));
-  showFound("Most alike", found, [el("div", { class: "picture" }, image)]);
+  showFound("Most alike", found, [el("div", { class: "photo" }, image)]);
   if (found.length) view.reveal(found[0].row);
   said(`${found.length} images found; the nearest is ${name(found[0].row)}, class ${label(found[0].row)}`);
 }

@@ -1,7 +1,7 @@
 // The map as a bitmap, wider than the screen: while it is panned, a frame is one copy of that bitmap and nothing else.
 //
 // Points are written into the pixels directly, which costs a fraction of drawing shapes and needs no graphics card.
-// It is made anew when something else than the place changed, or when the place has left its margin.
+// It is drawn again when something else than the place changed, or when the place has left its margin.
 
 import { Levels } from "./map-levels.js";
 

@@ -108,7 +108,7 @@ function offsets(model, values) {
   const flat = values.flat(3);
   const high = Math.max(...flat.map(Math.abs));
   const tiles = values.flatMap((heads, layer) => heads.map((map, head) => {
-    const name = `Layer ${layer + 1}, head ${head + 1}`;
+    const name = `Layer ${layer}, head ${head}`;
     const canvas = el("canvas", { role: "img", "aria-label": name });
     paint(canvas, map.flat(), map.length, map[0].length, -high, high, "viridis");
     return el("li", {}, canvas, el("small", {}, name));
@@ -139,7 +139,7 @@ export function distance(model, { shape, values, even }, show) {
   }
   const every = Math.ceil(layers / 16);
   for (let layer = 0; layer < layers; layer += every) {
-    chart.append(svg("text", { x: x(layer), y: height - bottom + 18, "text-anchor": "middle" }, String(layer + 1)));
+    chart.append(svg("text", { x: x(layer), y: height - bottom + 18, "text-anchor": "middle" }, String(layer)));
   }
   chart.append(svg("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, "layer"),
     svg("line", { class: "even", x1: left, x2: width - right, y1: y(even), y2: y(even) }),
@@ -148,7 +148,7 @@ export function distance(model, { shape, values, even }, show) {
   chart.append(svg("polyline", { class: "mean", points: means.map((m, l) => `${x(l)},${y(m)}`).join(" ") }));
   const dots = [...values].map((value, i) => {
     const [layer, head] = [Math.floor(i / heads), i % heads];
-    const name = `Layer ${layer + 1}, head ${head + 1}: ${value.toFixed(1)} pixels. Show it on the image`;
+    const name = `Layer ${layer}, head ${head}: ${value.toFixed(1)} pixels. Show it on the image`;
     const spread = ((head + 0.5) / heads - 0.5) * Math.min(34, ((width - left - right) / layers) * 0.62);
     const dot = svg("circle", { class: "dot", cx: x(layer) + spread, cy: y(value), r: 6, role: "button", tabindex: i ? -1 : 0, "aria-label": name }, svg("title", {}, name));
     dot.addEventListener("click", () => show(layer, head));
@@ -164,7 +164,7 @@ export function distance(model, { shape, values, even }, show) {
   });
   const [near, far] = [means[0], means[layers - 1]].map((m) => m.toFixed(most < 20 ? 1 : 0));
   return card(model,
-    hint(`Attention distance of each head on this image, in pixels between patch centres. Layer 1 attends ${near} pixels away on average, ` +
+    hint(`Attention distance of each head on this image, in pixels between patch centres. Layer 0 attends ${near} pixels away on average, ` +
       `the last ${far}. Click a head to see it on the image.`), el("div", { class: "chart-room" }, chart));
 }
 
