@@ -134,12 +134,17 @@ def watch(
         return run(config, resume=resume, restart=restart, accept_changed_data=accept, watcher=view, started=started)
 
 
+def place_of(result: Result, out: str) -> str:
+    """The run as a user names it: its URL where it has one, not the folder in which it was made."""
+    return out if is_url(out) else str(result.out)
+
+
 def report(result: Result, data: str, as_json: bool, out: str = "") -> None:
     from vitkit.world import is_first
 
     if not is_first():
         return None
-    place = out if is_url(out) else str(result.out)
+    place = place_of(result, out)
     if as_json:
         return opt.print_json({**result.to_dict(), "out": place})
     splits = json.loads((result.out / "config.json").read_text(encoding="utf-8"))["splits"]
@@ -150,7 +155,7 @@ def report(result: Result, data: str, as_json: bool, out: str = "") -> None:
         rows.append((what, result.score.text(value)))
     rows.append(("time", f"{result.seconds:.0f} s, {result.steps:,} steps, {result.epochs:.1f} epochs"))
     if result.bad_files:
-        rows.append(("unreadable files", f"{result.bad_files}, listed in {result.out / 'bad-files.csv'}"))
+        rows.append(("unreadable files", f"{result.bad_files}, listed in {place}/bad-files.csv"))
     if result.skipped:
         rows.append(("steps left out", f"{result.skipped}: their loss was not finite"))
     opt.print_table(("metric", "value"), [*rows, ("model", f"{place}/best.safetensors")])

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitkit.data.augment import Augment
 from vitkit.data.badfiles import BadFiles
 from vitkit.data.decode import BadImage
-from vitkit.data.order import EpochOrder, InOrder, Order, epoch_order
+from vitkit.data.order import EpochOrder, InOrder, Order, epoch_order, order_version
 from vitkit.data.samples import Batch, Samples
 from vitkit.data.source import Source
 from vitkit.errors import ConfigError, DataError, VitkitError
@@ -113,11 +113,21 @@ class Loader:
         return whole if self.training else whole + bool(rest)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the run is: two integers. The next batch is number `step` of epoch `epoch`."""
-        return {"epoch": self.epoch, "step": self.step}
+        """Where the run is: two integers, and in which order. The next batch is number `step` of epoch `epoch`."""
+        return {"epoch": self.epoch, "step": self.step, "order": order_version(self.source, self.balanced)}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+    def load_state_dict(self, state: dict[str, int], accept_order: bool = False) -> None:
+        """An error in the middle of an epoch that began in an order of another version, unless that is accepted."""
+        epoch, step, order = int(state["epoch"]), int(state["step"]), int(state.get("order", 1))
+        now = order_version(self.source, self.balanced)
+        if step and order != now and not accept_order:
+            raise DataError(
+                f"the run was stopped in the middle of epoch {epoch + 1} of {self.source.name} by a vitkit that puts "
+                f"samples in another order (order {order}, here {now}): the rest of the epoch would repeat some and "
+                f"leave out others. Resume with that version (config.json names it), accept it for this epoch with "
+                f"--accept-changed-data, or begin again with --restart"
+            )
+        self.epoch, self.step = epoch, step
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of this epoch that are still to come. On a rank, the last of an evaluation may be empty."""

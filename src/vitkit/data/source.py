@@ -203,6 +203,10 @@ class Source:
         """A printable name of the sample: its path, or where it is inside a larger file."""
         return self.names[index]
 
+    def paths(self, rows: np.ndarray) -> list[bytes]:
+        """`where` of many samples."""
+        return [os.fsencode(self.where(row)) for row in rows.tolist()]
+
     def pixels_of(self, index: int, pre: Preprocessing, channels: int) -> Tensor:
         """The image as a model wants it: uint8 (C, H, W) of `pre.size`. Raises `BadImage`."""
         if self.pixels is not None:

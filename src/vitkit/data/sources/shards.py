@@ -67,6 +67,9 @@ class ShardSource(PackedSource):
             raise BadImage(f"truncated: the shard ends {size - len(data)} bytes too early")
         return data
 
+    def paths(self, rows: np.ndarray) -> list[bytes]:
+        return self.shard_names.many(rows)
+
     def length(self, index: int) -> int:
         return int(self.shard_names.table.sizes[self.shard_names.row(index)])
 

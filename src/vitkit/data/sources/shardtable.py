@@ -60,11 +60,23 @@ class ShardTable:
 
     def name(self, row: int) -> str:
         shard = self.shard_of(row)
+        return f"{self.files[shard]}/{self._keys_of(shard)[row - int(self.firsts[shard])]}"
+
+    def names(self, shard: int, rows: np.ndarray) -> list[bytes]:
+        """Of rows of one shard."""
+        keys, folder = self._keys_of(shard), os.fsencode(self.files[shard]) + b"/"
+        bounds, content = np.concatenate([[0], keys.ends]), keys.content
+        within = rows - self.firsts[shard]
+        places = zip(bounds[within].tolist(), bounds[within + 1].tolist(), strict=True)
+        return [folder + content[start:end] for start, end in places]
+
+    def _keys_of(self, shard: int) -> Names:
+        """Those of the last shard that was asked for are kept."""
         known, keys = self._keys
         if known != shard:
             keys = self.parts[shard].keys
             self._keys = shard, keys
-        return f"{self.files[shard]}/{keys[row - int(self.firsts[shard])]}"
+        return keys
 
     def shares(self, rows: np.ndarray) -> np.ndarray:
         """Numbers in [0, 1) by content."""
@@ -99,6 +111,14 @@ class ShardNames(Names):
 
     def __iter__(self) -> Iterator[str]:
         return (self[i] for i in range(len(self)))
+
+    def many(self, indices: np.ndarray) -> list[bytes]:
+        """The names of many, shard by shard."""
+        rows = indices if self.rows is None else self.rows[indices]
+        shards = self.table.shards_of(rows)
+        starts = np.flatnonzero(np.diff(shards, prepend=-1))
+        parts = zip(shards[starts].tolist(), np.split(rows, starts[1:]), strict=True)
+        return [name for shard, some in parts for name in self.table.names(shard, some)]
 
     def take(self, rows: np.ndarray) -> ShardNames:
         return ShardNames(self.table, rows if self.rows is None else self.rows[rows])
