@@ -41,6 +41,7 @@ from vitkit.model.config import AnyConfig, Preprocessing
 from vitkit.progress import SILENT, Progress
 
 AHEAD = 2  # results that each process keeps ready; batches that threads read while one is computed
+SOON = 32  # batches before its turn that a sample is announced to its source, which may be far away
 Item = TypeVar("Item")
 T = TypeVar("T")
 In = TypeVar("In", covariant=True)
@@ -104,7 +105,7 @@ class Loader:
         self.workers = 0 if self.samples.pixels is not None else workers
         self.bad_files = bad_files if bad_files is not None else BadFiles(total=len(source))
         self.epoch = self.step = 0
-        self._feed = _Feed(rank, world_size)  # what the processes of this rank load, in order
+        self._feed = _Feed(source, rank, world_size)  # what the processes of this rank load, in order
         self._processes: DataLoader[Result] | None = None
 
     def __len__(self) -> int:
@@ -180,7 +181,8 @@ class Loader:
 class _Feed:
     """The work of a rank in an epoch; each item is made when it is asked for."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, source: Source, rank: int, world_size: int) -> None:
+        self.source = source
         self.place, self.epoch, self.batch_size, self.steps = (rank, world_size), 0, 1, range(0)
         self.order: EpochOrder = InOrder(0)
 
@@ -191,7 +193,19 @@ class _Feed:
         return len(self.steps)
 
     def __iter__(self) -> Iterator[Work]:
-        return ((self.epoch, self.order.part(step, self.batch_size, *self.place)) for step in self.steps)
+        parts = (self.order.part(step, self.batch_size, *self.place) for step in self.steps)
+        return ((self.epoch, part) for part in announced(parts, lambda part: self.source.soon(part.indices)))
+
+
+def announced(items: Iterable[Item], announce: Callable[[Item], None]) -> Iterator[Item]:
+    """The items, each of which is announced SOON items before its turn."""
+    waiting = deque[Item]()
+    for item in items:
+        announce(item)
+        waiting.append(item)
+        if len(waiting) > SOON:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def _load_batch(samples: Samples, by_pipe: bool, item: Work) -> Result:
@@ -229,7 +243,7 @@ class ImageBatches:
         pool = ThreadPoolExecutor(self.threads)
         waiting: deque[tuple[Sequence[int], list[Future[Tensor | str]]]] = deque()
         try:
-            for numbers in wanted:
+            for numbers in announced(wanted, lambda numbers: self.source.soon(np.asarray(numbers))):
                 waiting.append((numbers, [pool.submit(self._read, i) for i in numbers]))
                 if len(waiting) > AHEAD:
                     yield self._assemble(*waiting.popleft())

@@ -199,6 +199,9 @@ class Source:
     def encoded(self, index: int) -> bytes | str | Path:
         return self.names[index]
 
+    def soon(self, rows: np.ndarray) -> None:
+        """These will be read in a moment: whoever reads from far away may begin to fetch them."""
+
     def where(self, index: int) -> str:
         """A printable name of the sample: its path, or where it is inside a larger file."""
         return self.names[index]

@@ -23,11 +23,11 @@ from vitkit.data.loader import in_order
 from vitkit.data.source import Names
 from vitkit.data.sources.shardindex import Part, ShardIndex, Stamp, Stored, common_labels, open_index, write_index
 from vitkit.data.sources.tarscan import Label, scan
-from vitkit.errors import DataError, WriteError
+from vitkit.errors import DataError, StorageError, WriteError
 from vitkit.io import cache_folder, remove_folder
 from vitkit.locks import in_turn
 from vitkit.progress import Progress
-from vitkit.storage import file_size, is_url
+from vitkit.storage import file_size, is_url, join, listing, local
 
 INDEX = "shards.index"
 _WORTH = 1 << 24  # bytes of shards; fewer are scanned in a moment
@@ -167,10 +167,17 @@ class _Folder:
     def _fresh(self) -> dict[str, Stored]:
         """What an index says about files that are still what they were."""
         found: dict[str, Stored] = {}
-        for path in (self.cached, self.beside):
-            index = open_index(path)
+        for path in (self.cached, self._found_beside()):
+            index = open_index(path) if path is not None else None
             found |= {f: part for f in self.files if index and (part := _fresh_part(index, f)) is not None}
         return found
+
+    def _found_beside(self) -> Path | None:
+        if not is_url(self.folder):
+            return self.beside
+        with suppress(StorageError):
+            return local(join(self.folder, INDEX))
+        return None
 
     def _update(self) -> None:
         """Scan what the index does not know, and write it anew: one process does, others wait."""
@@ -199,6 +206,13 @@ def make_index(place: Path, files: Sequence[str], progress: Progress) -> None:
         merged |= {name: (part.stamp, part) for name, part in fresh.items() if part is not None}
     write_index(place, dict(sorted(merged.items())))
     remove_folder(pieces, of=place)
+
+
+def restamp(place: Path, url: str) -> None:
+    """Bind an index to the copies of its shards at a URL."""
+    index, there = ShardIndex(place), set(listing(url).paths(".tar"))
+    copies = {name: join(url, name) for name in index.shards}
+    write_index(place, {name: (Stamp.of(copy), index.shards[name]) for name, copy in copies.items() if copy in there})
 
 
 def _index_one(files: Sequence[str], pieces: Path, number: int) -> DataError | None:
