@@ -45,6 +45,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> Fetched:
 
 def elsewhere() -> None:
     """As a machine that has never seen the set."""
+    for handle in cache._held.values():
+        os.close(handle)
+    cache._held.clear()
     cache._known.clear()
     shutil.rmtree(cache.folder(), ignore_errors=True)
 
@@ -94,15 +97,21 @@ def test_what_is_there_is_not_overwritten(memory: str, images: Path) -> None:
         pack(images, f"{memory}/other", shard_size="20KB")
 
 
-def test_opening_fetches_the_index_and_no_shard(memory: str, images: Path, fetched: Fetched) -> None:
-    pack(images, f"{memory}/packed", shard_size="40KB")
-    elsewhere()
-    fetched.clear()
-    data = open_data(f"{memory}/packed")
-    assert len(data.samples) == 96
-    tars = {name: n for name, n in fetched.items() if name.endswith(".tar")}
-    assert len(tars) <= 1, "one, whose first images tell grey from colour"
-    assert fetched["shards.index"] == 1
+@pytest.mark.parametrize("store", ["memory", "s3"])
+def test_opening_fetches_the_index_and_no_shard(
+    request: pytest.FixtureRequest, images: Path, fetched: Fetched, store: str
+) -> None:
+    url = f"{request.getfixturevalue(store)}/packed"
+    packed = pack(images, url, shard_size="40KB")
+    shards = sum(name.startswith("train-") for name in remote.find(url))
+    assert shards > 2
+    for data in (url, f"{url}/train-{{00000..{shards - 1:05d}}}.tar") if store == "s3" else (url,):
+        elsewhere()
+        fetched.clear()
+        assert len(open_data(data).samples) == (96 if data == url else packed.splits["train"])
+        tars = {name: n for name, n in fetched.items() if name.endswith(".tar")}
+        assert len(tars) <= 1, "one, whose first images tell grey from colour"
+        assert fetched["shards.index"] == 1
 
 
 def test_an_index_of_other_shards_is_not_believed(memory: str, images: Path) -> None:

@@ -24,12 +24,13 @@ from pathlib import Path
 from vitkit import io
 from vitkit.errors import ConfigError, StorageError, WriteError
 from vitkit.storage.address import is_url, last_name
-from vitkit.storage.remote import RANGE, Stat, fetch, stat
+from vitkit.storage.remote import Stat, fetch, stat
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _LIMIT = 50 * 10**9
 _OFTEN = 20  # room is made each time that this part of the limit was fetched
 _TOUCHED = 60  # seconds until a use is written down again
+_TWICE = 1 << 20  # bytes of a file that two processes may fetch at once: it costs less than a lock
 _FILES_AHEAD = 2  # that are fetched at once, each in ranges, before they are read
 
 _known: dict[str, Stat] = {}  # what listings said, so that nobody asks for each file again
@@ -173,7 +174,7 @@ def fetching(path: Path, size: int) -> Iterator[bool]:
     """False when another process fetched it meanwhile; of large entries one process fetches, and the others wait."""
     global _fetched
     try:
-        if size <= RANGE:  # twice does no harm
+        if size <= _TWICE:
             yield not path.exists()
         else:
             with io.locked(folder() / "locks" / path.parent.name):
