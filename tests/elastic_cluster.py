@@ -23,9 +23,10 @@ LIMIT = 240.0  # seconds for any state to be reached; seen: under 30 on an idle 
 class Cluster:
     """Nodes that train one run together."""
 
-    def __init__(self, folder: Path, data: str, endpoint: str = "") -> None:
+    def __init__(self, folder: Path, data: str, endpoint: str = "", read_timeout: int = 10) -> None:
         self.out, self.samples, self.data = folder / "run", folder / "samples", data
         self.samples.mkdir()
+        self.read_timeout = read_timeout
         self.pace(0.2)
         self.nodes: list[subprocess.Popen] = []
         self.store = None if endpoint else dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -33,7 +34,8 @@ class Cluster:
         self.errors = (folder / "errors.txt").open("w+")
 
     def add(self, processes: int, *more: str, prefix: tuple[str, ...] = (), at: str = "127.0.0.1", **env: str):
-        patience = "last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=4,read_timeout=10,is_host=0"
+        patience = "last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=4,is_host=0"
+        patience += f",read_timeout={self.read_timeout}"
         words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:4", f"--nproc-per-node={processes}"]
         words += ["--max-restarts=9", "--rdzv-backend=c10d", "--rdzv-id=run", f"--rdzv-endpoint={self.endpoint}"]
         words += [f"--rdzv-conf={patience}", f"--local-addr={at}", "--monitor-interval=0.2", str(WORKER)]
@@ -109,15 +111,20 @@ class Cluster:
         self.errors.close()
 
 
-def seen(cluster: Cluster) -> dict[int, list[int]]:
-    """The samples of every step, from the attempt that counts: the last that took the step."""
+def counted(cluster: Cluster) -> dict[int, list[list]]:
+    """What the ranks wrote down of every step, in the attempt that counts: the last that took the step."""
     lines = [json.loads(t) for p in cluster.samples.glob("*.jsonl") for t in p.read_text().splitlines()]
     found = {}
     for step in range(STEPS):
         of_step = [line for line in lines if line[0] == step]
         last = max(of_step, key=lambda line: line[4])[5]
-        found[step] = sorted(i for line in of_step if line[5] == last for i in line[3])
+        found[step] = sorted(line for line in of_step if line[5] == last)
     return found
+
+
+def seen(cluster: Cluster) -> dict[int, list[int]]:
+    """The samples of every step."""
+    return {step: sorted(i for line in lines for i in line[3]) for step, lines in counted(cluster).items()}
 
 
 def check_samples(cluster: Cluster) -> None:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from making import encode, photo
 
 from vitkit.data import Augment, Loader, open_data
-from vitkit.data.order import Lanes
-from vitkit.data.source import Runs
+from vitkit.data.order import Lanes, epoch_order, order_version
+from vitkit.data.source import Runs, Source
 from vitkit.data.sources import shards
+from vitkit.errors import DataError
 from vitkit.model.config import Preprocessing
 
 PRE = Preprocessing(size=(8, 8))
@@ -139,3 +140,49 @@ def test_files_that_a_rank_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             loader.load_state_dict({"epoch": epoch, "step": 0})
             assert [len(b) for b in loader] == [2] * 9
         assert [len(ranks) for ranks in opened.values()] == [1] * 8
+
+
+# --- the version of an order -------------------------------------------------------------------------
+
+
+class _Sharded(Source):
+    runs = Runs.of(np.repeat(np.arange(3), 8))  # type: ignore[assignment]
+
+
+LABELS = np.arange(24) % 2
+KINDS = {
+    "shards": (_Sharded("a", labels=LABELS, classes=("x", "y")), False),
+    "shards, balanced": (_Sharded("a", labels=LABELS, classes=("x", "y")), True),
+    "row groups": (Source("a", labels=LABELS, classes=("x", "y"), blocks=np.repeat(np.arange(6), 4)), False),
+    "files": (Source("a", labels=LABELS, classes=("x", "y")), False),
+}
+# Whoever changes an order gives it another version: a run that was stopped in the middle of an epoch is then refused.
+PINNED = {
+    "shards": (2, [8, 14, 17, 20, 2, 1]),
+    "shards, balanced": (1, [22, 15, 7, 3, 2, 6]),
+    "row groups": (1, [22, 23, 11, 12, 20, 4]),
+    "files": (1, [1, 19, 4, 22, 17, 16]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_order_that_changes_has_another_version(kind: str) -> None:
+    source, balanced = KINDS[kind]
+    part = epoch_order(source, 7, 1, shuffle=True, balanced=balanced).part(1, 6, 0, 1)
+    assert (order_version(source, balanced), part.indices.tolist()) == PINNED[kind]
+
+
+def test_the_middle_of_an_epoch_in_another_order_is_refused(tmp_path: Path) -> None:
+    source = open_data(write_shards(tmp_path, 4, 6)).split()
+    loader = Loader(source, PRE, 4, Augment())
+    next(iter(loader))
+    assert loader.state_dict() == {"epoch": 0, "step": 1, "order": 2}
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(DataError, match=r"in the middle of epoch 1.*order 1, here 2.*--accept-changed-data"):
+        loader.load_state_dict({"epoch": 0, "step": 3})  # as written before orders had versions
+    assert loader.step == 1
+    loader.load_state_dict({"epoch": 0, "step": 3}, accept_order=True)
+    assert loader.step == 3
+    loader.load_state_dict({"epoch": 5, "step": 0})  # an epoch that is still to come is whole in any order
+    with pytest.raises(DataError, match="order 3, here 2"):
+        loader.load_state_dict({"epoch": 0, "step": 1, "order": 3})

@@ -4,19 +4,25 @@ A node is an agent of torchrun on loopback, or in a network namespace of its own
 outside of all of them, so that any may die. Every test has its time limit: nothing hangs.
 """
 
+import io
 import os
 import signal
 import subprocess
 import sys
+import tarfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import vitkit
-from elastic_cluster import IMAGES, LIMIT, STEPS, Cluster, check_bits, check_samples, losses, seen
+from elastic_cluster import BATCH, IMAGES, LIMIT, STEPS, Cluster, check_bits, check_samples, counted, losses, seen
+from vitkit.data import open_data
+from vitkit.data.order import epoch_order
 from vitkit.training import attempts
 from vitkit.training.log import read
 
@@ -169,6 +175,59 @@ def test_shards_of_two_ranks_are_read_by_one_and_by_three(cluster: Cluster, peac
     assert model.config == whole.config
 
 
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The images in eight shards of 15, and one to evaluate on."""
+    random, folder = np.random.default_rng(0), tmp_path_factory.mktemp("tars")
+    for name in (*(f"train-{n}" for n in range(8)), "val-0"):
+        with tarfile.open(folder / f"{name}.tar", "w") as tar:
+            for i in range(IMAGES // 8):
+                png = io.BytesIO()
+                Image.fromarray(random.integers(0, 60, (8, 8), dtype=np.uint8) + 100 * (i % 2)).save(png, "PNG")
+                for suffix, content in (("png", png.getvalue()), ("cls", f"{i % 2}".encode())):
+                    info = tarfile.TarInfo(f"{i:02}.{suffix}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    return folder
+
+
+def test_four_ranks_then_two_then_three_read_every_shard_once(tars: Path, tmp_path: Path) -> None:
+    """Stopped in the middle of epochs, and started again with another number of ranks."""
+    cluster, parts = Cluster(tmp_path, str(tars)), ((4, 14), (2, 37), (3, STEPS))
+    try:
+        for ranks, stop in parts:
+            node = cluster.add(ranks, "--workers", "0")
+            if stop < STEPS:
+                cluster.until_step(stop)
+                node.send_signal(signal.SIGTERM)
+                assert node.wait(LIMIT) != 0
+                cluster.nodes.clear()
+        cluster.finish()
+    finally:
+        cluster.close()
+    check_samples(cluster)
+    steps, each = counted(cluster), IMAGES // BATCH
+    worlds = [lines[0][2] for lines in steps.values()]
+    assert list(dict.fromkeys(worlds)) == [4, 2, 3]
+    assert [len(lines) for lines in steps.values()] == worlds
+    source = open_data(tars).split("train")
+    for epoch in range(STEPS // each):
+        own = range(epoch * each, (epoch + 1) * each)
+        alone = epoch_order(source, 0, epoch, shuffle=True)
+        for step in own:  # the batches of one process
+            assert seen(cluster)[step] == sorted(alone.part(step % each, BATCH, 0, 1).indices.tolist())
+        ranks = [line for step in own for line in steps[step]]
+        read = [name for line in ranks for name in line[6] if "train-" in name]
+        assert Counter(read) == Counter(source.where(i) for i in range(IMAGES)), epoch
+        if len(world := {line[2] for line in ranks}) == 1:  # no stop in this epoch
+            readers = defaultdict(set)
+            for line in ranks:
+                for index in line[3]:
+                    readers[index // 15].add(line[1])
+            shared = sum(len(r) > 1 for r in readers.values())
+            assert shared == 0 if world != {3} else shared <= 2, "3 ranks share the 8 shards at two borders"
+
+
 # --- a network that loses every packet, without a word ---------------------------------------------
 
 PORT = 29411
@@ -229,30 +288,40 @@ def cut() -> None:
         ip("-n", f"vitkit-{side}", "neigh", "replace", SIDES[other], *away)
 
 
+def mend() -> None:
+    """Each asks again where the other one is."""
+    for side, other in ("ab", "ba"):
+        ip("-n", f"vitkit-{side}", "neigh", "del", SIDES[other], "dev", "vitkit0")
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
 def test_the_network_between_two_nodes_is_lost(
-    two_machines: None,
-    data: str,
-    peace: Cluster,
-    tmp_path: Path,
+    two_machines: None, data: str, peace: Cluster, tmp_path: Path, comes_back: bool
 ) -> None:
-    """Both wait, neither fails: the watchdogs end it, and one node goes on alone to the right end."""
+    """Both wait, neither fails: the watchdogs end it, and one node goes on alone. When the network is there again
+    the other one joins by itself, if its torchrun had more patience (`read_timeout`) than the network was away.
+    """
     server = subprocess.Popen([*inside("a"), sys.executable, "-c", f"{SERVER}; time.sleep(1e6)"])
-    cluster = Cluster(tmp_path, data, f"{SIDES['a']}:{PORT}")
+    cluster = Cluster(tmp_path, data, f"{SIDES['a']}:{PORT}", read_timeout=200 if comes_back else 10)
 
     def add(side: str) -> subprocess.Popen:
         where = {"prefix": inside(side), "at": SIDES[side], "GLOO_SOCKET_IFNAME": "vitkit0"}
         return cluster.add(1, "--hang-limit", "8", **where)  # type: ignore[arg-type]
 
     try:
-        cluster.pace(1)
+        cluster.pace(2 if comes_back else 1)  # it takes a while until a lost packet is sent again
         add("a")
         lost = add("b")
         cluster.until_world(2, starts=1)
         cut()
         cluster.until_world(1, starts=2)
-        lost.kill()  # whatever manages machines would start another one
-        lost.wait()
-        cluster.nodes.remove(lost)
+        if comes_back:
+            mend()
+            cluster.until_world(2, starts=3)
+        else:
+            lost.kill()  # whatever manages machines would start another one
+            lost.wait()
+            cluster.nodes.remove(lost)
         cluster.finish()
     finally:
         cluster.close()
@@ -260,7 +329,7 @@ def test_the_network_between_two_nodes_is_lost(
         server.wait()
     assert {p.name for p in (cluster.out / "stacks").iterdir()} == {"rank-0.txt", "rank-1.txt"}
     worlds = [line["processes"] for line in attempts.read(cluster.out) if "step" in line]
-    assert worlds == [2, 1]
+    assert worlds == ([2, 1, 2] if comes_back else [2, 1])
     check_samples(cluster)
     assert seen(cluster) == seen(peace)
     assert losses(cluster.out) == pytest.approx(losses(peace.out), abs=1e-4)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 import vitkit
 from peers import randomize
+from vitkit.storage import remote
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,49 @@ def test_every_form_of_an_image_gives_the_same_answer(model: vitkit.VisionModel,
         assert isinstance(found, vitkit.Prediction), type(form)
         assert np.array_equal(found.probabilities, expected.probabilities), type(form)
         assert np.array_equal(model.embed(form), model.embed(path)), type(form)
+
+
+class Stumbling(http.server.SimpleHTTPRequestHandler):
+    """Fails as a script says, then serves the file: a status, or "short" for half of the body."""
+
+    script: list[int | str] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        fault = self.script.pop(0) if self.script else None
+        if isinstance(fault, int):
+            self.send_error(fault)
+        elif fault == "short":
+            content = Path(self.translate_path(self.path)).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[: len(content) // 2])
+        else:
+            super().do_GET()
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+def test_an_image_behind_a_url_is_asked_for_again(
+    model: vitkit.VisionModel, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
+    handler = functools.partial(Stumbling, directory=str(photos))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/0.png"
+        monkeypatch.setattr(Stumbling, "script", [500, "short", 503, 429, "short"])
+        assert model.predict(url).label == model.predict(photos / "0.png").label
+        assert not Stumbling.script
+        monkeypatch.setattr(Stumbling, "script", [404, 500])
+        assert "404" in str(model.predict([url])[0].error)
+        assert Stumbling.script == [500], "what is not there is not asked for again"
+        monkeypatch.setattr(Stumbling, "script", ["short"] * 8)
+        assert "bytes arrived" in str(model.predict([url])[0].error)
+        assert not Stumbling.script
+        server.shutdown()
+    assert "control characters" in str(model.predict(["http://127.0.0.1/a b\n.png"])[0].error)
 
 
 def test_a_turned_pillow_image_is_read_upright(model: vitkit.VisionModel, photos: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vitkit.errors import StorageError
@@ -151,3 +152,21 @@ def test_s3_stores_and_verifies(s3: str, tmp_path: Path, monkeypatch: pytest.Mon
         remote.find("s3://missing-bucket/x")
     with pytest.raises(StorageError, match="there is no bucket s3://missing-bucket"):
         remote.put(tmp_path / "large", "s3://missing-bucket/x")
+
+
+def test_a_run_is_called_by_its_url(memory: str, tmp_path: Path, command) -> None:
+    """Not by the folder in which it was made: that is gone on the next machine."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "set.npz", images=rng.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8), labels=np.arange(60) % 2)
+    small = ["--model", "vit-8px/2", "--steps", "1", "--batch-size", "8", "--set", "model.depth=1"]
+    for name, words in (("train", "vitkit evaluate"), ("pretrain", "--init")):
+        url = f"{memory}/{name}"
+        code, out, err = command(name, tmp_path / "set.npz", "--out", url, *small)
+        assert code == 0, err
+        shown = " ".join(out.split())
+        assert f"{url}/best.safetensors" in shown
+        assert f"{words} {url}" in shown
+        assert str(tmp_path / "cache") not in shown
+        code, out, err = command(name, tmp_path / "set.npz", "--out", f"{url}-json", *small, "--json")
+        assert code == 0, err
+        assert json.loads(out)["out"] == f"{url}-json"

@@ -2,11 +2,13 @@
 the same bits as from local disk."""
 
 import csv
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -148,3 +150,44 @@ def test_from_nginx_with_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         code, _, err = command("predict", f"{base}/nothing.safetensors", f"{base}/list.csv")
         assert code == 2
         assert "there is no file" in err
+
+
+def write_list_and_shards(root: Path) -> None:
+    listed = sorted((root / "set").rglob("*.png"))
+    rows = [f"{p.relative_to(root).as_posix()},{p.parent.name},{p.parent.parent.name}" for p in listed]
+    (root / "list.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
+    for shard in range(3):
+        with tarfile.open(root / f"part-{shard}.tar", "w") as tar:
+            for path in listed[shard::3]:
+                label = path.parent.name.encode()
+                for suffix, content in (("png", path.read_bytes()), ("cls", label)):
+                    info = tarfile.TarInfo(f"{path.stem}.{suffix}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_nginx(), reason="nginx is not installed")
+@pytest.mark.parametrize("data", ["list.csv", "part-{0..2}.tar"])
+def test_train_and_index_from_nginx_with_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command, data: str
+) -> None:
+    """A list of images, and shards: the same weights and features as from local disk."""
+    www = tmp_path / "www"
+    make_images(www / "set")
+    write_list_and_shards(www)
+    monkeypatch.setenv("VITKIT_TIMEOUT", "5")
+    monkeypatch.setattr(remote, "RANGE", 1 << 12)
+    with nginx(www, tmp_path / "nginx") as port, faulty(port, share=0.05, seed=3) as proxy:
+        found = {}
+        for name, base in (("here", str(www)), ("there", f"http://127.0.0.1:{proxy.port}")):
+            run, index = tmp_path / name / "run", tmp_path / name / "index"
+            settings = {**SETTINGS, "steps": 4, "data": f"{base}/{data}", "out": str(run)}
+            vitkit.train(vitkit.TrainConfig(**settings))
+            code, _, err = command("index", f"{base}/{data}", "--model", run, "--out", index)
+            assert code == 0, err
+            found[name] = ((run / "model.safetensors").read_bytes(), np.load(index / "features.npy"))
+            assert len(found[name][1]) == 60, "no sample lost or doubled"
+        assert found["here"][0] == found["there"][0]
+        assert np.array_equal(found["here"][1], found["there"][1])
+        assert proxy.counts.total() > proxy.counts["none"] or data != "list.csv", "nothing went wrong"

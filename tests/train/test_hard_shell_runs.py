@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch
 from PIL import Image
 
 import vitkit
-from vitkit.errors import CheckpointError, TrainError
+from vitkit.errors import CheckpointError, DataError, TrainError
 from vitkit.locks import InUse, only_one
 from vitkit.training.checkpoint import damaged, seal
 from vitkit.training.config import TrainConfig
@@ -232,6 +233,34 @@ def test_two_runs_of_one_process_in_one_folder(short: dict) -> None:
     with only_one(lock, "it", "x"), pytest.raises(InUse, match=f"process {os.getpid()}"):
         vitkit.train(TrainConfig(**short))
     assert not lock.parent.exists(), "an empty folder is not left behind"
+
+
+def test_an_epoch_in_the_order_of_another_version_is_refused(
+    folders: tuple[Path, TrainConfig], short: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint says nothing about the order, as those of version 0.1, which read shards in another one."""
+    (tmp_path / "shards").mkdir()
+    for split in ("train", "val"):
+        with tarfile.open(tmp_path / "shards" / f"{split}-0.tar", "w") as tar:
+            for path in sorted((folders[0] / split).rglob("*.png")):
+                tar.add(path, f"{path.parent.name}{path.stem}.png")
+                label = tarfile.TarInfo(f"{path.parent.name}{path.stem}.cls")
+                label.size = 3
+                tar.addfile(label, io.BytesIO(path.parent.name.encode()))
+    named = {"data": str(tmp_path / "shards"), "out": str(tmp_path / "sharded")}
+    config = TrainConfig(**{**short, **named, "steps": 6, "batch_size": 4, "workers": 0})
+    stopped(config, monkeypatch)
+    (step,) = Path(config.out, "checkpoints").glob("step-*")
+    state = torch.load(step / "state.pt", weights_only=True)
+    assert state["loader"] == {"epoch": 0, "step": 3, "order": 2}
+    del state["loader"]["order"]
+    torch.save(state, step / "state.pt")
+    (step / "about.json").unlink()
+    seal(step, 3)
+    for _ in range(2):  # also the second time
+        with pytest.raises(DataError, match=r"middle of epoch 1 .*--accept-changed-data, or begin .* --restart"):
+            vitkit.train(config, resume=True)
+    assert vitkit.train(config, resume=True, accept_changed_data=True).steps == 6
 
 
 # --- damaged checkpoints ----------------------------------------------------------------------------------

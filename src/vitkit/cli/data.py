@@ -135,7 +135,7 @@ def show(
 @app.command()
 def pack(
     data: opt.Data,
-    out: Annotated[Path, Argument(metavar="OUT", help="The folder to write: new, empty or an unfinished pack.")],
+    out: Annotated[str, Argument(metavar="OUT", help="The folder or URL to write: new, empty or an unfinished pack.")],
     to: Annotated[str, Option(help="shards (WebDataset tar files and their index) or parquet.")] = "shards",
     size: Annotated[int | None, Option(min=1, help="Shrink images to this shorter side, as JPEG.")] = None,
     quality: Annotated[int | None, Option(min=1, max=100, help="Encode every image as JPEG; 90 with --size.")] = None,
@@ -173,7 +173,7 @@ def pack(
     for note in packed.notes:
         echo(note)
     splits = ", ".join(f"{split} {count:,}" for split, count in packed.splits.items())
-    bad = f"; {packed.bad:,} unreadable, listed in {out / 'bad-files.csv'}" if packed.bad else ""
+    bad = f"; {packed.bad:,} unreadable, listed in {out}/bad-files.csv" if packed.bad else ""
     return echo(f"packed and verified: {splits} in {packed.files:,} files, {packed.bytes / 1e6:,.1f} MB{bad}: {out}")
 
 

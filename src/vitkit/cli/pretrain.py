@@ -10,7 +10,7 @@ from typer import Context, Option
 import vitkit
 from vitkit.cli import options as opt
 from vitkit.cli.options import echo
-from vitkit.cli.train import watch
+from vitkit.cli.train import place_of, watch
 
 if TYPE_CHECKING:
     from vitkit.training.result import Result
@@ -70,16 +70,17 @@ def pretrain(
     fields |= {"task": method, "image_size": image_size or None}
     fields |= {"out": out or free_folder(f"{data}-{method}"), "budget": parse_duration(budget) if budget else 0.0}
     config = assign(vitkit.TrainConfig(**fields), settings or [])
-    report(watch(config, started, as_json, resume, restart, accept_changed_data), data, as_json)
+    report(watch(config, started, as_json, resume, restart, accept_changed_data), data, as_json, config.out)
 
 
-def report(result: Result, data: str, as_json: bool) -> None:
+def report(result: Result, data: str, as_json: bool, out: str) -> None:
     from vitkit.world import is_first
 
     if not is_first():
         return None
+    place = place_of(result, out)
     if as_json:
-        return opt.print_json(result.to_dict())
+        return opt.print_json({**result.to_dict(), "out": place})
     now, start, score = result.validation, result.start, result.score
     rows = [
         (score.words, score.text(now[score.key])),
@@ -87,10 +88,10 @@ def report(result: Result, data: str, as_json: bool) -> None:
         ("  of raw pixels", score.text(now.get(f"pixel_{score.key}", 0.0))),
         ("effective rank of the features", f"{now['rank']:.1f}"),
         ("time", f"{result.seconds:.0f} s, {result.steps:,} steps, {result.epochs:.1f} epochs"),
-        ("model", str(result.out / "best.safetensors")),
+        ("model", f"{place}/best.safetensors"),
     ]
     if result.bad_files:
-        rows.append(("unreadable files", f"{result.bad_files}, listed in {result.out / 'bad-files.csv'}"))
+        rows.append(("unreadable files", f"{result.bad_files}, listed in {place}/bad-files.csv"))
     opt.print_table(("metric", "value"), rows)
     echo(f"Verdict: {result.verdict}")
-    return echo(f"Next: vitkit train LABELLED --init {result.out}, or vitkit embed {result.out} {data}")
+    return echo(f"Next: vitkit train LABELLED --init {place}, or vitkit embed {place} {data}")

@@ -133,12 +133,17 @@ def watch(
         return run(config, resume=resume, restart=restart, accept_changed_data=accept, watcher=view, started=started)
 
 
+def place_of(result: Result, out: str) -> str:
+    """The run as a user names it: its URL where it has one, not the folder in which it was made."""
+    return out if is_url(out) else str(result.out)
+
+
 def report(result: Result, data: str, as_json: bool, out: str = "") -> None:
     from vitkit.world import is_first
 
     if not is_first():
         return None
-    place = out if is_url(out) else str(result.out)
+    place = place_of(result, out)
     if as_json:
         return opt.print_json({**result.to_dict(), "out": place})
     count, there = result.images.get("test", (0, 0))

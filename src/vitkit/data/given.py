@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -25,15 +26,15 @@ from vitkit.data.decode import SUFFIXES, BadImage, Needed, decode, read_bytes, t
 from vitkit.data.preprocess import prepare, read_image, read_pixels, to_tensor
 from vitkit.data.source import Names, Source, pillow
 from vitkit.data.sources import FILES, open_data
-from vitkit.errors import ConfigError, InputError
+from vitkit.errors import ConfigError, InputError, StorageError
 from vitkit.model.config import Preprocessing
 from vitkit.progress import SILENT, Progress
-from vitkit.storage import is_url, is_web, join, listing, suffix
+from vitkit.storage import is_url, is_web, join, listing, repeated, suffix
+from vitkit.storage.remote import Short, patience
 
 OneImage = str | Path | bytes | Image.Image | np.ndarray | Tensor
 GivenImages = OneImage | Iterable[OneImage]
 _MOST = 256 << 20  # bytes of an image behind a URL
-_SECONDS = 30  # of silence until a URL is given up
 
 
 def open_inputs(given: GivenImages, split: str | None = None, progress: Progress = SILENT) -> Source:
@@ -147,14 +148,26 @@ def fetch(url: str) -> bytes:
     """What is behind a URL, as a person would see it in a browser. Raises `BadImage`."""
     if not is_web(url):
         return read_bytes(url)
-    request = urllib.request.Request(url, headers={"User-Agent": "vitkit"})
     try:
-        with closing(urllib.request.urlopen(request, timeout=_SECONDS)) as answer:
-            content: bytes = answer.read(_MOST + 1)
-    except (OSError, ValueError, http.client.HTTPException) as e:
-        raise BadImage(f"the URL cannot be fetched ({e})") from e
+        content = repeated(url, partial(_asked, url))
+    except StorageError as e:
+        raise BadImage(f"the URL cannot be fetched ({e.__cause__ or e})") from e
     if len(content) > _MOST:
         raise BadImage(f"the URL gives more than {_MOST >> 20} MB")
+    return content
+
+
+def _asked(url: str) -> bytes:
+    """One request, without any package of fsspec's."""
+    try:
+        request = urllib.request.Request(url, headers={"User-Agent": "vitkit"})
+        with closing(urllib.request.urlopen(request, timeout=patience())) as answer:
+            content: bytes = answer.read(_MOST + 1)
+    except (ValueError, http.client.InvalidURL) as e:
+        raise StorageError(f"this is no address of a web server: {e}") from e
+    stated = answer.headers.get("Content-Length", "")
+    if stated.isdecimal() and len(content) < min(int(stated), _MOST):
+        raise Short(f"{len(content)} of {stated} bytes arrived")
     return content
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from vitkit.data.source import PackedSource, Source
 from vitkit.storage import stamp
 
 _SHOWN = 5
+_AT_ONCE, _WITH_PIXELS = 1 << 16, 64  # samples that are looked at together
 
 
 def identity(data: Dataset) -> dict[str, str]:
@@ -20,10 +21,8 @@ def identity(data: Dataset) -> dict[str, str]:
     samples, names = data.samples, data.classes or ("all",)
     found = {"classes": ", ".join(data.classes or data.targets)} | containers(samples)
     for split, rows in data.rows.items():
-        groups = samples.groups[rows]
-        for group in np.unique(groups).tolist():
-            mine = rows[groups == group]
-            found[f"{split}: {names[group]}"] = f"{len(mine):,} images {digest(samples, mine.tolist())}"
+        for group, (count, digest) in _digests(samples, rows, samples.groups[rows]).items():
+            found[f"{split}: {names[group]}"] = f"{count:,} images {digest}"
     return found
 
 
@@ -32,16 +31,41 @@ def containers(source: Source) -> dict[str, str]:
     return {f"file {os.fsencode(file).decode(errors='backslashreplace')}": stamp(file) for file in files}
 
 
-def digest(source: Source, rows: Iterable[int]) -> str:
-    """Of names, sizes, times and labels of the samples; of the pixels where they are in memory."""
-    found = hashlib.blake2b(digest_size=8)
-    for row in rows:
-        found.update(os.fsencode(source.where(row)) + b"\0" + source.labels[row].tobytes())
-        if source.pixels is not None:
-            found.update(source.pixels[row].contiguous().numpy().data)
-        elif not isinstance(source, PackedSource):
-            found.update(stamp(source.names[row]).encode())
-    return found.hexdigest()
+def digest(source: Source) -> str:
+    """Of all samples, as for each class in `identity`."""
+    rows = np.arange(len(source))
+    return "".join(found for _, found in _digests(source, rows, np.zeros_like(rows)).values())
+
+
+def _digests(source: Source, rows: np.ndarray, groups: np.ndarray) -> dict[int, tuple[int, str]]:
+    """For each group, the number of its samples and a digest of what they are, one after another in their order.
+
+    A sample is its name, a zero byte and its label, then its pixels where they are in memory, or size and time of its
+    file where it has one of its own. Rows in the order of their files are read once.
+    """
+    names, counts = np.unique(groups, return_counts=True)
+    found = {group: hashlib.blake2b(digest_size=8) for group in names.tolist()}
+    size = _AT_ONCE if source.pixels is None else _WITH_PIXELS
+    for low in range(0, len(rows), size):
+        here = groups[low : low + size]
+        order = np.argsort(here, kind="stable")
+        starts = np.flatnonzero(np.diff(here[order], prepend=-1))
+        lines = list(_lines(source, rows[low : low + size]))
+        for group, some in zip(here[order][starts].tolist(), np.split(order, starts[1:]), strict=True):
+            found[group].update(b"".join([lines[i] for i in some.tolist()]))
+    return {g: (count, found[g].hexdigest()) for g, count in zip(found, counts.tolist(), strict=True)}
+
+
+def _lines(source: Source, rows: np.ndarray) -> Iterator[bytes]:
+    labels = np.ascontiguousarray(source.labels[rows])
+    width, content = labels[:1].nbytes, labels.tobytes()
+    named = (path + b"\0" + content[i * width : i * width + width] for i, path in enumerate(source.paths(rows)))
+    if source.pixels is not None:
+        images = (source.pixels[row].contiguous().numpy().tobytes() for row in rows.tolist())
+        return map(bytes.__add__, named, images)
+    if isinstance(source, PackedSource):
+        return named
+    return (line + stamp(source.names[row]).encode() for line, row in zip(named, rows.tolist(), strict=True))
 
 
 def key(source: Source, row: int) -> str:

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitkit.data.augment import Augment
 from vitkit.data.badfiles import BadFiles
 from vitkit.data.decode import BadImage
-from vitkit.data.order import EpochOrder, InOrder, Order, epoch_order
+from vitkit.data.order import EpochOrder, InOrder, Order, epoch_order, order_version
 from vitkit.data.samples import Batch, Samples
 from vitkit.data.source import Source
 from vitkit.errors import ConfigError, DataError, VitkitError
@@ -41,6 +41,7 @@ from vitkit.model.config import AnyConfig, Preprocessing
 from vitkit.progress import SILENT, Progress
 
 AHEAD = 2  # results that each process keeps ready; batches that threads read while one is computed
+SOON = 32  # batches before its turn that a sample is announced to its source, which may be far away
 Item = TypeVar("Item")
 T = TypeVar("T")
 In = TypeVar("In", covariant=True)
@@ -104,7 +105,7 @@ class Loader:
         self.workers = 0 if self.samples.pixels is not None else workers
         self.bad_files = bad_files if bad_files is not None else BadFiles(total=len(source))
         self.epoch = self.step = 0
-        self._feed = _Feed(rank, world_size)  # what the processes of this rank load, in order
+        self._feed = _Feed(source, rank, world_size)  # what the processes of this rank load, in order
         self._processes: DataLoader[Result] | None = None
 
     def __len__(self) -> int:
@@ -113,11 +114,21 @@ class Loader:
         return whole if self.training else whole + bool(rest)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the run is: two integers. The next batch is number `step` of epoch `epoch`."""
-        return {"epoch": self.epoch, "step": self.step}
+        """Where the run is: two integers, and in which order. The next batch is number `step` of epoch `epoch`."""
+        return {"epoch": self.epoch, "step": self.step, "order": order_version(self.source, self.balanced)}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+    def load_state_dict(self, state: dict[str, int], accept_order: bool = False) -> None:
+        """An error in the middle of an epoch that began in an order of another version, unless that is accepted."""
+        epoch, step, order = int(state["epoch"]), int(state["step"]), int(state.get("order", 1))
+        now = order_version(self.source, self.balanced)
+        if step and order != now and not accept_order:
+            raise DataError(
+                f"the run was stopped in the middle of epoch {epoch + 1} of {self.source.name} by a vitkit that puts "
+                f"samples in another order (order {order}, here {now}): the rest of the epoch would repeat some and "
+                f"leave out others. Resume with that version (config.json names it), accept it for this epoch with "
+                f"--accept-changed-data, or begin again with --restart"
+            )
+        self.epoch, self.step = epoch, step
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of this epoch that are still to come. On a rank, the last of an evaluation may be empty."""
@@ -170,7 +181,8 @@ class Loader:
 class _Feed:
     """The work of a rank in an epoch; each item is made when it is asked for."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, source: Source, rank: int, world_size: int) -> None:
+        self.source = source
         self.place, self.epoch, self.batch_size, self.steps = (rank, world_size), 0, 1, range(0)
         self.order: EpochOrder = InOrder(0)
 
@@ -181,7 +193,19 @@ class _Feed:
         return len(self.steps)
 
     def __iter__(self) -> Iterator[Work]:
-        return ((self.epoch, self.order.part(step, self.batch_size, *self.place)) for step in self.steps)
+        parts = (self.order.part(step, self.batch_size, *self.place) for step in self.steps)
+        return ((self.epoch, part) for part in announced(parts, lambda part: self.source.soon(part.indices)))
+
+
+def announced(items: Iterable[Item], announce: Callable[[Item], None]) -> Iterator[Item]:
+    """The items, each of which is announced SOON items before its turn."""
+    waiting = deque[Item]()
+    for item in items:
+        announce(item)
+        waiting.append(item)
+        if len(waiting) > SOON:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def _load_batch(samples: Samples, by_pipe: bool, item: Work) -> Result:
@@ -219,7 +243,7 @@ class ImageBatches:
         pool = ThreadPoolExecutor(self.threads)
         waiting: deque[tuple[Sequence[int], list[Future[Tensor | str]]]] = deque()
         try:
-            for numbers in wanted:
+            for numbers in announced(wanted, lambda numbers: self.source.soon(np.asarray(numbers))):
                 waiting.append((numbers, [pool.submit(self._read, i) for i in numbers]))
                 if len(waiting) > AHEAD:
                     yield self._assemble(*waiting.popleft())

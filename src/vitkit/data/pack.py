@@ -2,7 +2,7 @@
 
 The plan says which samples go into which file; it follows from the set and the options alone. A file is written all or
 nothing and noted when it has been read back; after a kill the same command writes the files that are missing. In the
-end the pack is opened like any set and compared with the original.
+end the pack is opened like any set and compared with the original. For a URL it is made on this machine, then uploaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,12 @@ from vitkit.data.loader import in_order
 from vitkit.data.packing import Done, Reader, write_parquet, write_shard
 from vitkit.data.source import Source
 from vitkit.data.sources import open_data
-from vitkit.data.sources.shardtable import INDEX, make_index
+from vitkit.data.sources.shardtable import INDEX, make_index, restamp
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io import canonical, parse_json, remove_folder, write_json, write_text
 from vitkit.locks import only_one
 from vitkit.progress import SILENT, Progress
+from vitkit.storage import is_url, join, remote, workplace
 
 PLAN, NOTES = "pack.json", ".pack"
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -74,7 +75,7 @@ def pack(
     """Write any set as tar shards with their index, or as Parquet; the same call continues after a kill.
 
     data        as for `open_data`, or what it returned
-    out         a folder that is new, empty, or holds an unfinished pack of the same set
+    out         a folder that is new, empty, or holds an unfinished pack of the same set; or such a URL
     size        the shorter side in pixels; larger images become JPEG of this size
     quality     of JPEG; every image is encoded again. Without `size` and `quality` all bytes stay as they are
     shard_size  about how large a file becomes
@@ -82,9 +83,16 @@ def pack(
     max_bad     how many images may be unreadable; they are listed in bad-files.csv and left out
     """
     dataset = data if isinstance(data, Dataset) else open_data(data, progress)
-    work = _Work(dataset, Path(out), _checked(dataset, to, size, quality), to, parse_bytes(shard_size))
+    work = _Work(dataset, os.fspath(out), _checked(dataset, to, size, quality), to, parse_bytes(shard_size))
     with only_one(work.out / f"{NOTES}.lock", f"the pack in {out}", "choose another folder"):
-        return work.run(workers, max_bad, progress)
+        if not is_url(out):
+            return work.run(workers, max_bad, progress)
+        there = remote.find(work.name)
+        if (packed := work.claim(set(there), lambda: remote.read(join(work.name, PLAN)))) is None:
+            packed = work.run(workers, max_bad, progress)
+            work.publish(there, progress)
+            remove_folder(work.out, of=work.out)
+        return packed
 
 
 def _checked(dataset: Dataset, to: str, size: int | None, quality: int | None) -> Reader:
@@ -124,15 +132,19 @@ class _Piece:
 
 
 class _Work:
-    def __init__(self, dataset: Dataset, out: Path, reader: Reader, to: str, limit: int) -> None:
-        self.dataset, self.out, self.reader, self.to = dataset, out, reader, to
+    """`out` is the folder in which the pack is made; `name` what the user calls it, which may be a URL."""
+
+    def __init__(self, dataset: Dataset, name: str, reader: Reader, to: str, limit: int) -> None:
+        self.dataset, self.name, self.out, self.reader, self.to = dataset, name, workplace(name), reader, to
         self.pieces, self.by_name = list(_pieces(dataset, reader, to, limit)), not _fit_lines(dataset.classes)
         about = {"data": identity(dataset), "to": to, "size": reader.size, "quality": reader.quality, "limit": limit}
         self.fingerprint = hashlib.blake2b(canonical(about).encode(), digest_size=16).hexdigest()
 
     def run(self, workers: int, max_bad: str | float, progress: Progress) -> Packed:
-        if (finished := self._claim()) is not None:
+        there = {p.name for p in self.out.iterdir()} - {f"{NOTES}.lock"}
+        if (finished := self.claim(there, (self.out / PLAN).read_bytes)) is not None:
             return finished
+        write_json(self.out / PLAN, {"fingerprint": self.fingerprint, "finished": False})
         files = [self.out / piece.name for piece in self.pieces]
         bad = BadFiles(self.out / "bad-files.csv", total=len(self.dataset.samples), max_bad=max_bad)
         job = partial(_write_piece, self.pieces, self.out, self.reader, self.to, self.by_name)
@@ -150,25 +162,37 @@ class _Work:
         own = [(piece.split, len(rows)) for piece, rows in zip(self.pieces, kept, strict=True)]
         splits = {split: sum(n for s, n in own if s == split) for split in self.dataset.splits}
         size = sum(file.stat().st_size for file in files)
-        packed = Packed(str(self.out), splits, len(files), size, len(bad), tuple(notes))
+        packed = Packed(self.name, splits, len(files), size, len(bad), tuple(notes))
         write_json(self.out / PLAN, {"fingerprint": self.fingerprint, "finished": True, **packed.to_dict()})
         remove_folder(self.out / NOTES, of=self.out / PLAN)
         return packed
 
-    def _claim(self) -> Packed | None:
+    def claim(self, there: set[str], plan: Callable[[], bytes]) -> Packed | None:
         """The folder is ours or empty; what was packed, where that is finished."""
-        there = {p.name for p in self.out.iterdir()} - {f"{NOTES}.lock"}
         try:
-            before = parse_json((self.out / PLAN).read_text()) if there else {"fingerprint": self.fingerprint}
+            before = parse_json(plan()) if there else {"fingerprint": self.fingerprint}
             if before.pop("fingerprint") != self.fingerprint:
                 raise ValueError("of another set")
             if before.pop("finished", False) and {piece.name for piece in self.pieces} <= there:
-                return Packed(**{**before, "out": str(self.out), "notes": tuple(before["notes"])})
+                return Packed(**{**before, "out": self.name, "notes": tuple(before["notes"])})
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             what = "holds something else, or a pack of another set or with other options"
-            raise DataError(f"{self.out} {what}; choose an empty folder") from None
-        write_json(self.out / PLAN, {"fingerprint": self.fingerprint, "finished": False})
+            raise DataError(f"{self.name} {what}; choose an empty folder") from None
         return None
+
+    def publish(self, there: Container[str], progress: Progress) -> None:
+        """Every file at its URL, verified; then the index, which knows the shards as they are there; the plan last."""
+        url = self.name
+        remote.put_bytes(canonical({"fingerprint": self.fingerprint, "finished": False}).encode(), join(url, PLAN))
+        files = [p for p in sorted(self.out.iterdir()) if not p.name.startswith(".") and p.name not in (PLAN, INDEX)]
+        for path in progress.track(files, "uploading"):
+            target = join(url, path.name)
+            if path.name not in there or not remote.is_copy(path, target):
+                remote.put(path, target)
+        if self.to == "shards":
+            restamp(self.out / INDEX, url)
+            remote.put(self.out / INDEX, join(url, INDEX))
+        remote.put(self.out / PLAN, join(url, PLAN))
 
     def _verify(self, kept: list[list[int]], progress: Progress) -> list[str]:
         """Open the pack as a user would, and compare splits, names of classes and every label."""

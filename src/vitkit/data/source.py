@@ -199,9 +199,16 @@ class Source:
     def encoded(self, index: int) -> bytes | str | Path:
         return self.names[index]
 
+    def soon(self, rows: np.ndarray) -> None:
+        """These will be read in a moment: whoever reads from far away may begin to fetch them."""
+
     def where(self, index: int) -> str:
         """A printable name of the sample: its path, or where it is inside a larger file."""
         return self.names[index]
+
+    def paths(self, rows: np.ndarray) -> list[bytes]:
+        """`where` of many samples."""
+        return [os.fsencode(self.where(row)) for row in rows.tolist()]
 
     def pixels_of(self, index: int, pre: Preprocessing, channels: int) -> Tensor:
         """The image as a model wants it: uint8 (C, H, W) of `pre.size`. Raises `BadImage`."""

@@ -148,7 +148,7 @@ class Job:
         self.folder = out.with_name(f"{out.name}.parts")
         self.pieces = cut(range(len(source)), _BATCHES * size)
         parts = source.parts if isinstance(source, Joined) else [source]
-        data = [(digest(part, range(len(part))), containers(part)) for part in parts]
+        data = [(digest(part), containers(part)) for part in parts]
         about = {**opened.about, "batch_size": size, "pictures": len(source), "data": sha256(canonical(data).encode())}
         about |= {"labels": "written"} if with_labels(opened, source) else {}
         self.about: dict[str, object] = parse_json(canonical(about))

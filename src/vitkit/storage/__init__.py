@@ -8,7 +8,7 @@ publish.py  a folder of this machine published at a URL: objects, verified, then
 """
 
 from vitkit.storage.address import above, is_url, is_web, join, last_name, named_in, suffix
-from vitkit.storage.cache import file_size, known_stat, local, open_regular, stamp
+from vitkit.storage.cache import file_size, known_stat, local, open_regular, prefetch, stamp
 from vitkit.storage.folders import (
     RemoteFolder,
     absent,
@@ -43,6 +43,7 @@ __all__ = [
     "named_in",
     "open_regular",
     "output_file",
+    "prefetch",
     "repeated",
     "search_above",
     "stamp",

@@ -16,24 +16,29 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitkit import io
 from vitkit.errors import ConfigError, StorageError, WriteError
 from vitkit.storage.address import is_url, last_name
-from vitkit.storage.remote import RANGE, Stat, fetch, stat
+from vitkit.storage.remote import Stat, fetch, stat
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _LIMIT = 50 * 10**9
 _OFTEN = 20  # room is made each time that this part of the limit was fetched
 _TOUCHED = 60  # seconds until a use is written down again
+_TWICE = 1 << 20  # bytes of a file that two processes may fetch at once: it costs less than a lock
+_FILES_AHEAD = 2  # that are fetched at once, each in ranges, before they are read
 
 _known: dict[str, Stat] = {}  # what listings said, so that nobody asks for each file again
 _held: dict[Path, int] = {}  # files that this process was given the path of, with a handle that keeps them
 _fetched = 0  # bytes since room was made
 _guard = threading.Lock()
+_ahead: ThreadPoolExecutor | None = None  # fetches what will be read soon
+_coming: dict[Path, Future[None]] = {}  # what it was asked for
 
 
 def remember(url: str, known: Stat) -> None:
@@ -77,7 +82,11 @@ def open_regular(where: str | Path) -> int:
         try:
             file = _locked(path)
         except FileNotFoundError:
-            _fill(path, url, known)
+            coming = _coming.get(path)
+            if coming is not None and not coming.done():
+                wait([coming])
+            else:
+                _fill(path, url, known)
             continue
         if known.size in (-1, os.fstat(file).st_size):
             _touch(path)
@@ -106,6 +115,31 @@ def entry(url: str, known: Stat) -> Path:
 
 def folder() -> Path:
     return io.cache_folder() / "remote"
+
+
+def prefetch(urls: Iterable[str]) -> None:
+    """Fetch what will be read soon, beside whatever this process does; what fails is asked for again by its reader."""
+    global _ahead
+    for url in urls:
+        known = known_stat(url)
+        path = entry(url, known)
+        if path in _coming or path.exists():
+            continue
+        for done in [p for p, coming in _coming.items() if coming.done()]:
+            del _coming[done]
+        _ahead = _ahead or ThreadPoolExecutor(_FILES_AHEAD, "vitkit-prefetch")
+        _coming[path] = _ahead.submit(_fill, path, url, known)
+
+
+def _forget_prefetching() -> None:
+    """A process that was forked has none of the threads, and must not wait for a lock that one of them held."""
+    global _ahead, _guard
+    _ahead, _guard = None, threading.Lock()
+    _coming.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_prefetching)
 
 
 def _locked(path: Path) -> int:
@@ -140,7 +174,7 @@ def fetching(path: Path, size: int) -> Iterator[bool]:
     """False when another process fetched it meanwhile; of large entries one process fetches, and the others wait."""
     global _fetched
     try:
-        if size <= RANGE:  # twice does no harm
+        if size <= _TWICE:
             yield not path.exists()
         else:
             with io.locked(folder() / "locks" / path.parent.name):

@@ -305,6 +305,12 @@ def put(path: Path, url: str) -> None:
     repeated(url, work, "write")
 
 
+def is_copy(path: Path, url: str) -> bool:
+    """Whether a URL holds this very file, by size and ETag where it is an MD5."""
+    known = stat(url)
+    return known.size == path.stat().st_size and known.version in _etags(path)
+
+
 def put_bytes(content: bytes, url: str) -> None:
     def work() -> None:
         _writable(url).pipe_file(url, content)

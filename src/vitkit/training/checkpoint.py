@@ -175,7 +175,8 @@ def state_of(loop: Loop) -> State:
     state |= {"elapsed": loop.elapsed, "window": list(loop.window), "best": loop.best, "validation": loop.validation}
     state |= {"start": loop.at_start, "learned": loop.learned, "curve": [list(point) for point in loop.curve]}
     epoch, step = divmod(loop.step, len(parts.loader))  # of the next batch, also right after the last of an epoch
-    state |= {"loader": {"epoch": epoch, "step": step}, "scaler": parts.scaler.state_dict()}
+    state["loader"] = {**parts.loader.state_dict(), "epoch": epoch, "step": step}
+    state["scaler"] = parts.scaler.state_dict()
     if not loop.config.shard:
         state["model"] = parts.model.state_dict()
         state["optimizers"] = [o.state_dict() for o in parts.optimizers]
@@ -189,13 +190,13 @@ def task_state(loop: Loop) -> dict[str, Tensor]:
     return {k: v for k, v in loop.parts.trainee.state_dict().items() if not k.startswith("model.")}
 
 
-def restore(loop: Loop, folder: Path) -> None:
+def restore(loop: Loop, folder: Path, accept_order: bool = False) -> None:
     try:
         if loop.config.shard:
             state = read_sharded(loop, folder)
         else:
             state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-        put_back(loop, state)
+        put_back(loop, state, accept_order)
     except pickle.UnpicklingError as e:
         raise CheckpointError(f"{folder / 'state.pt'} holds Python objects beside numbers, which are not read") from e
     except CheckpointError as e:  # of a sharded one; torch.distributed may have wrapped it
@@ -204,7 +205,7 @@ def restore(loop: Loop, folder: Path) -> None:
         raise CheckpointError(f"{folder} does not fit this run ({e}); was --shard or the model changed?") from e
 
 
-def put_back(loop: Loop, state: State) -> None:
+def put_back(loop: Loop, state: State, accept_order: bool = False) -> None:
     """The other way round than `state_of`."""
     parts = loop.parts
     for name in _NUMBERS:
@@ -213,7 +214,7 @@ def put_back(loop: Loop, state: State) -> None:
     loop.learned = float(state.get("learned") or 0.0)  # version 0.1 had neither
     loop.curve = [(float(progress), float(score)) for progress, score in state.get("curve", [])]
     loop.best, loop.validation, loop.at_start = state["best"], state["validation"], state.get("start", {})
-    parts.loader.load_state_dict(state["loader"])
+    parts.loader.load_state_dict(state["loader"], accept_order)
     parts.scaler.load_state_dict(state["scaler"])
     if not loop.config.shard:
         parts.model.load_state_dict(state["model"])

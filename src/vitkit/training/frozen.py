@@ -110,7 +110,7 @@ class FrozenRun:
             if id(tensor) not in learning:
                 found.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         for loader in filter(None, (self.parts.loader, self.parts.validation, self.parts.test)):
-            found.update(digest(loader.source, range(len(loader.source))).encode())
+            found.update(digest(loader.source).encode())
         return found.hexdigest()
 
     def features(self, loader: Loader, view: int = 0) -> Features:

@@ -373,14 +373,17 @@ class Loop:
                 f"on the validation split. Start again in another folder with a smaller --lr"
             )
 
-    def resume(self, restart: bool = False) -> bool:
-        """Take up the newest sound checkpoint; False when there is none. With `restart` all are put aside."""
+    def resume(self, restart: bool = False, accept_order: bool = False) -> bool:
+        """Take up the newest sound checkpoint; False when there is none. With `restart` all are put aside.
+
+        `accept_order`: also in the middle of an epoch that began in another order of samples.
+        """
         if restart and self.world.first:
             for step in self.keeper.steps():
                 self.watcher.note(f"the checkpoint of step {step} is kept as {self.keeper.put_aside(step)}")
         folder = self.world.share(self.keeper.newest(self.watcher) if self.world.first else None)
         if folder is None:
             return False
-        restore(self, folder)
+        restore(self, folder, accept_order)
         self.watcher.note(f"resumed at step {self.step} from {folder}")
         return True

@@ -106,7 +106,7 @@ def train(
             result, evaluation, how = frozen.run(), None, frozen.seen
         else:
             loop = Loop(parts, watcher, started, feeding, published.push if published is not None else None)
-            found = resumed is not None and loop.resume(restart and not restarted)
+            found = resumed is not None and loop.resume(restart and not restarted, accept_changed_data)
             if resumed is not None and not found:
                 watcher.note("there is no checkpoint: the run starts with its first step")
             attempts.record(out, world, step=loop.step)
@@ -314,7 +314,7 @@ def replay(folder: Path) -> list[str]:
     config, state, batch = _read_replay(folder)
     config = config.replace(compile="no", shard=False)
     loop = Loop(_prepare(config, False, worlds.join(config.device), Watcher(), None), Watcher(), 0.0)
-    put_back(loop, state)
+    put_back(loop, state, accept_order=True)  # the batch is kept beside it
     model, wrong = loop.parts.model, []
 
     def look(name: str, output: object) -> None:

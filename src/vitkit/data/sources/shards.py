@@ -23,7 +23,7 @@ from vitkit.data.sources.shardtable import ShardNames, shard_table
 from vitkit.data.sources.tarscan import NO_LABEL, Label, read_range
 from vitkit.errors import ConfigError, DataError, did_you_mean
 from vitkit.progress import Progress
-from vitkit.storage import RemoteFolder, above, absent, is_url
+from vitkit.storage import RemoteFolder, above, absent, is_url, prefetch
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -66,6 +66,16 @@ class ShardSource(PackedSource):
         if len(data) < size:
             raise BadImage(f"truncated: the shard ends {size - len(data)} bytes too early")
         return data
+
+    def paths(self, rows: np.ndarray) -> list[bytes]:
+        return self.shard_names.many(rows)
+
+    def soon(self, rows: np.ndarray) -> None:
+        if not is_url(self.files[0]):
+            return
+        table, names = self.shard_names.table, self.shard_names
+        shards = table.shards_of(rows if names.rows is None else names.rows[rows])
+        prefetch(table.files[shard] for shard in dict.fromkeys(shards.tolist()))
 
     def length(self, index: int) -> int:
         return int(self.shard_names.table.sizes[self.shard_names.row(index)])

@@ -23,11 +23,11 @@ from vitkit.data.loader import in_order
 from vitkit.data.source import Names
 from vitkit.data.sources.shardindex import Part, ShardIndex, Stamp, Stored, common_labels, open_index, write_index
 from vitkit.data.sources.tarscan import Label, scan
-from vitkit.errors import DataError, WriteError
+from vitkit.errors import DataError, StorageError, WriteError
 from vitkit.io import cache_folder, remove_folder
 from vitkit.locks import in_turn
 from vitkit.progress import Progress
-from vitkit.storage import file_size, is_url
+from vitkit.storage import file_size, is_url, join, listing, local
 
 INDEX = "shards.index"
 _WORTH = 1 << 24  # bytes of shards; fewer are scanned in a moment
@@ -60,11 +60,23 @@ class ShardTable:
 
     def name(self, row: int) -> str:
         shard = self.shard_of(row)
+        return f"{self.files[shard]}/{self._keys_of(shard)[row - int(self.firsts[shard])]}"
+
+    def names(self, shard: int, rows: np.ndarray) -> list[bytes]:
+        """Of rows of one shard."""
+        keys, folder = self._keys_of(shard), os.fsencode(self.files[shard]) + b"/"
+        bounds, content = np.concatenate([[0], keys.ends]), keys.content
+        within = rows - self.firsts[shard]
+        places = zip(bounds[within].tolist(), bounds[within + 1].tolist(), strict=True)
+        return [folder + content[start:end] for start, end in places]
+
+    def _keys_of(self, shard: int) -> Names:
+        """Those of the last shard that was asked for are kept."""
         known, keys = self._keys
         if known != shard:
             keys = self.parts[shard].keys
             self._keys = shard, keys
-        return f"{self.files[shard]}/{keys[row - int(self.firsts[shard])]}"
+        return keys
 
     def shares(self, rows: np.ndarray) -> np.ndarray:
         """Numbers in [0, 1) by content."""
@@ -99,6 +111,14 @@ class ShardNames(Names):
 
     def __iter__(self) -> Iterator[str]:
         return (self[i] for i in range(len(self)))
+
+    def many(self, indices: np.ndarray) -> list[bytes]:
+        """The names of many, shard by shard."""
+        rows = indices if self.rows is None else self.rows[indices]
+        shards = self.table.shards_of(rows)
+        starts = np.flatnonzero(np.diff(shards, prepend=-1))
+        parts = zip(shards[starts].tolist(), np.split(rows, starts[1:]), strict=True)
+        return [name for shard, some in parts for name in self.table.names(shard, some)]
 
     def take(self, rows: np.ndarray) -> ShardNames:
         return ShardNames(self.table, rows if self.rows is None else self.rows[rows])
@@ -147,10 +167,17 @@ class _Folder:
     def _fresh(self) -> dict[str, Stored]:
         """What an index says about files that are still what they were."""
         found: dict[str, Stored] = {}
-        for path in (self.cached, self.beside):
-            index = open_index(path)
+        for path in (self.cached, self._found_beside()):
+            index = open_index(path) if path is not None else None
             found |= {f: part for f in self.files if index and (part := _fresh_part(index, f)) is not None}
         return found
+
+    def _found_beside(self) -> Path | None:
+        if not is_url(self.folder):
+            return self.beside
+        with suppress(StorageError):
+            return local(join(self.folder, INDEX))
+        return None
 
     def _update(self) -> None:
         """Scan what the index does not know, and write it anew: one process does, others wait."""
@@ -179,6 +206,13 @@ def make_index(place: Path, files: Sequence[str], progress: Progress) -> None:
         merged |= {name: (part.stamp, part) for name, part in fresh.items() if part is not None}
     write_index(place, dict(sorted(merged.items())))
     remove_folder(pieces, of=place)
+
+
+def restamp(place: Path, url: str) -> None:
+    """Bind an index to the copies of its shards at a URL."""
+    index, there = ShardIndex(place), set(listing(url).paths(".tar"))
+    copies = {name: join(url, name) for name in index.shards}
+    write_index(place, {name: (Stamp.of(copy), index.shards[name]) for name, copy in copies.items() if copy in there})
 
 
 def _index_one(files: Sequence[str], pieces: Path, number: int) -> DataError | None:
