@@ -168,8 +168,8 @@ def test_a_failed_check_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
 
     model, before = model_of(), onnx.to_onnx
 
-    def wrong(model, raw=False):
-        proto = before(model, raw)
+    def wrong(model, spec):
+        proto = before(model, spec)
         for tensor in proto.graph.initializer:
             if tensor.name.endswith("classifier.bias"):
                 tensor.raw_data = np.linspace(-1, 1, 10, dtype=np.float32).tobytes()

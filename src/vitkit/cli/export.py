@@ -38,6 +38,12 @@ def export(
     data: Annotated[str | None, Option(help="Compare on this data set, and report the accuracy.")] = None,
     merge: opt.Merge = 0,
     raw: Annotated[bool, Option("--raw", help="Resize, crop and normalise inside the file: raw pixels in.")] = False,
+    dynamic_size: Annotated[
+        bool, Option("--dynamic-size", help="Images of any size that the patches divide; onnx and torch-export.")
+    ] = False,
+    top: Annotated[
+        int, Option(metavar="K", min=0, help="Also give the K most probable classes, with their probabilities.")
+    ] = 0,
     device: opt.Device = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -59,7 +65,7 @@ def export(
         if calibrate is not None:
             train = open_data_for(loaded, calibrate, progress).split("train")
             ranges = calibration_of(loaded, train, _TO_EXPORT)
-        found = write(loaded, to, out, compared, int8, merge, raw, ranges, progress)
+        found = write(loaded, to, out, compared, int8, merge, raw, ranges, progress, dynamic_size, top)
     if as_json:
         return opt.print_json(
             {"out": str(found.path), "bytes": found.bytes, "sha256": found.sha256, "check": found.check.to_dict()}
