@@ -190,7 +190,7 @@ class Bundle:
         modules = self._in_order()
         renamed = self._renamed(modules)
         pieces = [piece for module in modules for piece in self._pieces(module, renamed)]
-        return "\n".join([*_import_lines(self.outside | {"from typing import Any"}), "", "", *pieces])
+        return "\n".join([*_import_lines(self.outside), "", "", *pieces])
 
     def _in_order(self) -> list[str]:
         """The modules that are needed, each after those it imports."""
@@ -258,12 +258,12 @@ class Bundle:
                 yield from _rename(here, node, renamed)
 
     def _without_absent(self, here: Source, annotation: ast.expr) -> str:
-        """`A | B | None` without what is absent; `Any` when nothing is left."""
+        """`A | B | None` without what is absent; `object` when nothing is left."""
         if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
             sides = [self._without_absent(here, side) for side in (annotation.left, annotation.right)]
-            return " | ".join(side for side in sides if side != "Any") or "Any"
+            return " | ".join(side for side in sides if side != "object") or "object"
         if self.is_absent(annotation, here.name):
-            return "Any"
+            return "object"
         start, end = here.span(annotation)
         return here.text[start:end].decode()
 

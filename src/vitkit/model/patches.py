@@ -29,7 +29,7 @@ def conv_to_linear(weight: Tensor) -> Tensor:
 
 def linear_to_conv(weight: Tensor, patch: Size) -> Tensor:
     """D (P Q C) -> D C P Q"""
-    return weight.unflatten(1, (*patch, -1)).permute(0, 3, 1, 2)
+    return weight.reshape(len(weight), *patch, -1).permute(0, 3, 1, 2)
 
 
 def to_tileable(images: Tensor, config: AnyConfig, pad: bool) -> Tensor:

@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 
+from vitkit.model.base import VisionModel
 from vitkit.model.config import ResNetConfig, ViTConfig
 from vitkit.model.stem import ResNet
 from vitkit.model.vit import ViT
 
-MODELS: dict[str, tuple[Any, Any]] = {"ViT": (ViTConfig, ViT), "ResNet": (ResNetConfig, ResNet)}
+Config = type[ViTConfig] | type[ResNetConfig]
+MODELS: dict[str, tuple[Config, Callable[..., VisionModel]]] = {
+    "ViT": (ViTConfig, ViT),
+    "ResNet": (ResNetConfig, ResNet),
+}
 
 
 class VitkitConfig(PretrainedConfig):
@@ -37,7 +42,7 @@ class VitkitPreTrainedModel(PreTrainedModel):
     def __init__(self, config: VitkitConfig) -> None:
         super().__init__(config)
         config_of, model_of = MODELS[config.kind]
-        ours = config_of.from_dict(dict(config.vitkit))
+        ours: ViTConfig | ResNetConfig = config_of.from_dict(dict(config.vitkit))
         if ours.classes and config.num_labels != ours.classes:  # another number of labels was asked for
             ours = ours.replace(classes=config.num_labels)
         self.model = model_of(ours)
