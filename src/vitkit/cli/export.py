@@ -36,7 +36,7 @@ def export(
         str | None, Option(metavar="DATA", help="int8 with ranges from the split train of this data set.")
     ] = None,
     data: Annotated[str | None, Option(help="Compare on this data set, and report the accuracy.")] = None,
-    merge: opt.Merge = 0,
+    merge: opt.Merge = "0",
     raw: Annotated[bool, Option("--raw", help="Resize, crop and normalise inside the file: raw pixels in.")] = False,
     dynamic_size: Annotated[
         bool, Option("--dynamic-size", help="Images of any size that the patches divide; onnx and torch-export.")

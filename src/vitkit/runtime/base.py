@@ -29,7 +29,7 @@ class Spec:
     """What is made of a model, in memory or in a file."""
 
     int8: bool = False
-    merge: int = 0
+    merge: int | str = 0
     raw: bool = False  # with preprocessing: raw pixels in
     calibration: Calibration | None = None
     dynamic_size: bool = False  # images of any size: positions are resized inside
@@ -43,7 +43,7 @@ class Choice:
     runtime: str = "eager"
     int8: bool = False
     calibrated: bool = False
-    merge: int = 0
+    merge: int | str = 0  # as `model.merge` takes it
     batch_size: int = 1
     threads: int | None = None
 
@@ -117,7 +117,7 @@ def device_for(kind: str, wanted: str | None) -> torch.device:
     return device
 
 
-def merged(model: nn.Module, merge: int) -> nn.Module:
+def merged(model: nn.Module, merge: int | str) -> nn.Module:
     """The same weights in a model that merges so many tokens per block; the given model stays as it is."""
     if not merge:
         return model

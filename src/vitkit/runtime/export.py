@@ -56,7 +56,7 @@ def export(
     out: str | Path,
     compared: Images | Source | None = None,
     int8: bool = False,
-    merge: int = 0,
+    merge: int | str = 0,
     raw: bool = False,
     calibration: Calibration | None = None,
     progress: Progress = SILENT,

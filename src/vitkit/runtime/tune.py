@@ -28,6 +28,7 @@ from vitkit.errors import ConfigError, VitkitError
 from vitkit.io import cache_folder, canonical, dumps, read_json, replacing_folder, sha256
 from vitkit.model.base import VisionModel
 from vitkit.model.config import ViTConfig
+from vitkit.model.merge_plan import MergePlan
 from vitkit.progress import SILENT, Progress
 from vitkit.runtime.base import Calibration, Choice, Runtime, build, config_of, thread_count
 from vitkit.runtime.export import written
@@ -369,7 +370,8 @@ def stored(model: nn.Module, source: str | Path, progress: Progress = SILENT) ->
 
 def check_choice(choice: Choice) -> None:
     """ValueError for what no tuning writes."""
-    numbers = (choice.merge, choice.batch_size, 1 if choice.threads is None else choice.threads)
+    merge = MergePlan.of(choice.merge).per_block  # or an error, which is a ValueError
+    numbers = (merge, choice.batch_size, 1 if choice.threads is None else choice.threads)
     if not all(type(n) is int and 0 <= n < 1 << 20 for n in numbers) or not choice.batch_size:
         raise ValueError("numbers out of range")
 
