@@ -17,6 +17,7 @@ from vitkit.errors import ConfigError
 from vitkit.model.base import Outputs, VisionModel
 from vitkit.model.config import AnyConfig, Size
 from vitkit.runtime.raw import FromRaw
+from vitkit.runtime.shrunk import Shrunk
 from vitkit.runtime.table import RUNTIMES, find
 from vitkit.runtime.top import WithTop
 from vitkit.world import resolve_device
@@ -34,6 +35,7 @@ class Spec:
     calibration: Calibration | None = None
     dynamic_size: bool = False  # images of any size: positions are resized inside
     top: int = 0  # besides the logits, the probabilities and numbers of so many classes
+    scale: float = 1.0  # of the sides of images, which are made smaller inside
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,23 @@ class Choice:
     merge: int | str = 0  # as `model.merge` takes it
     batch_size: int = 1
     threads: int | None = None
+    scale: float = 1.0  # of the sides of images
 
     @property
     def name(self) -> str:
         """ "onnx int8 merge 8" """
         words = [self.runtime, "int8" * self.int8, f"merge {self.merge}" * bool(self.merge)]
+        words.append(f"scale {self.scale:g}" * (self.scale != 1))
         return " ".join(word for word in (*words, "calibrated" * self.calibrated) if word)
 
     @property
     def exact(self) -> bool:
         """Whether it computes what the model computes, up to rounding in fp32."""
-        return not self.int8 and not self.merge
+        return not self.int8 and not self.merge and self.scale == 1
 
     def spec(self, calibration: Calibration | None) -> Spec:
-        return Spec(self.int8, self.merge, calibration=calibration if self.calibrated else None)
+        chosen = calibration if self.calibrated else None
+        return Spec(self.int8, self.merge, calibration=chosen, scale=self.scale)
 
 
 class Runtime(ABC):
@@ -126,9 +131,15 @@ def merged(model: nn.Module, merge: int | str) -> nn.Module:
     return twin
 
 
+def reduced(model: nn.Module, merge: int | str, scale: float) -> nn.Module:
+    """The same weights, with fewer tokens and on smaller images."""
+    fewer = merged(model, merge)
+    return fewer if scale == 1 else Shrunk(cast(VisionModel, fewer), scale)
+
+
 def prepared(model: nn.Module, spec: Spec) -> nn.Module:
     """What is exported: on the CPU, in fp32, merging and with its preprocessing as asked; the model stays as it is."""
-    chosen = merged(model, spec.merge)
+    chosen = reduced(model, spec.merge, spec.scale)
     outputs = getattr(model, "outputs", Outputs())
     if spec.raw:
         chosen = FromRaw(chosen, config_of(model).preprocessing, outputs)

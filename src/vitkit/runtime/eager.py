@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.io import sha256
-from vitkit.runtime.base import Choice, Runtime, Spec, axes_of, example_of, merged
+from vitkit.runtime.base import Choice, Runtime, Spec, axes_of, example_of, reduced
 from vitkit.runtime.table import METADATA, compiler
 
 
@@ -21,7 +21,8 @@ class Eager(Runtime):
     def __init__(self, model: nn.Module, choice: Choice = Choice()) -> None:  # noqa: B008
         first = next(model.parameters())
         super().__init__(choice.name, first.device)
-        self.model, self.dtype, self.threads = merged(model.eval(), choice.merge), first.dtype, choice.threads
+        self.model, self.dtype = reduced(model.eval(), choice.merge, choice.scale), first.dtype
+        self.threads = choice.threads
 
     @torch.inference_mode()
     def compute(self, images: Tensor) -> Tensor:

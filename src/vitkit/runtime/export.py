@@ -123,7 +123,7 @@ def written(model: VisionModel, to: str, path: Path, spec: Spec) -> list[Path]:
     config = model.config
     kind = next(name for name, of in _CONFIGS.items() if isinstance(config, of))
     about = {"version": __version__, "kind": kind, "raw": spec.raw, "int8": spec.int8, "merge": spec.merge}
-    about |= {"dynamic_size": spec.dynamic_size, "top": spec.top}
+    about |= {"dynamic_size": spec.dynamic_size, "top": spec.top, "scale": spec.scale}
     classes = None if model.class_names is None else list(model.class_names)
     values = (about, config.to_dict(), config.preprocessing.to_dict(), classes, model.outputs.to_dict())
     metadata = {key: json.dumps(value, sort_keys=True) for key, value in zip(METADATA, values, strict=True)}
