@@ -28,7 +28,17 @@ def to_run() -> list:
     return [pytest.param(p, marks=pytest.mark.slow) if p.name.startswith(LONG) else p for p in pages]
 
 
-ELSEWHERE = ("conda", "docker", "export", "kubectl", "pipx", "ray", "sbatch", "sky")  # named in the docs, never run
+ELSEWHERE = (
+    "conda",
+    "docker",
+    "export",
+    "kubectl",
+    "pipx",
+    "ray",
+    "sbatch",
+    "sky",
+    "trtexec",
+)  # named in the docs, never run
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.M | re.S)
 
 

@@ -143,7 +143,7 @@ def predict(
     split: str | None = None,
     batch_size: int | None = None,
     runtime: str = "auto",
-    merge: int = 0,
+    merge: int | str = 0,
     device: str | None = None,
     trust: str | None = None,
     **options: object,
@@ -170,7 +170,7 @@ def embed(
     split: str | None = None,
     batch_size: int | None = None,
     runtime: str = "auto",
-    merge: int = 0,
+    merge: int | str = 0,
     device: str | None = None,
     **options: object,
 ) -> np.ndarray:
@@ -224,8 +224,10 @@ def export(
     *,
     data: str | None = None,
     int8: bool = False,
-    merge: int = 0,
+    merge: int | str = 0,
     raw: bool = False,
+    dynamic_size: bool = False,
+    top: int = 0,
     progress: Progress | None = None,
     **options: object,
 ) -> Export:
@@ -233,12 +235,15 @@ def export(
 
     data  compare on this data set, and report the accuracy; None: on made-up images
     int8  8-bit matrix products; `merge` tokens per block; `raw` takes pixels and does the preprocessing itself
+    dynamic_size  images of any size that the patches divide: positions are resized inside (.onnx, .pt2)
+    top   besides the logits, the probabilities and numbers of so many classes
     """
     to = need_format(path)
     with progress_here(progress) as shown:
         loaded = load_for(model, "eager", "cpu", _options(model, options), shown)
         source = None if data is None else open_data_for(loaded, data, shown).evaluation()
-        return write_export(loaded, to, path, source, int8, merge, raw, progress=shown)
+        how = (int8, merge, raw, None, shown, dynamic_size, top)
+        return write_export(loaded, to, path, source, *how)
 
 
 def index(

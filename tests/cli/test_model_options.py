@@ -70,10 +70,12 @@ def arguments(name: str, place: Path, out: Path) -> list[object]:
         "embed": [model, images, "--out", out / "features.npz"],
         "export": [model, "--to", "torch-export", "--out", out / "model.pt2"],
         "tune": [model, images, "--runtimes", "eager", "--seconds", 0],
+        "profile": [model, "--batch", 1, "--seconds", 0],
     }[name]
 
 
 READERS = ["summary", "inspect", "load", "convert", "evaluate", "explain", "predict", "embed", "export", "tune"]
+READERS += ["profile"]
 
 
 def test_no_command_was_forgotten() -> None:

@@ -1,5 +1,7 @@
 """Token merging: against a reference in plain numpy, and that nothing else of the model's interface changes."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ import vitkit
 from peers import randomize
 from vitkit.errors import ConfigError
 from vitkit.model.config import ViTConfig
-from vitkit.model.merging import Merging
+from vitkit.model.merge_plan import METHODS, SCHEDULES, MergePlan
+from vitkit.model.merging import MERGINGS, Merging, PiToMe, Pruning
 
 BASE = {"image_size": 20, "patch_size": 4, "width": 32, "depth": 4, "heads": 4, "mlp_width": 48, "classes": 7}
 
@@ -122,3 +125,133 @@ def test_what_cannot_be_merged_is_refused() -> None:
             model_of(positions=positions).merge = 2
     with pytest.raises(ConfigError, match="negative"):
         model_of().merge = -1
+
+
+# --- other methods and schedules -------------------------------------------------------------------------
+
+
+def test_every_method_has_a_word_and_a_row() -> None:
+    assert list(MERGINGS) == METHODS
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("per_block", "depth"), [(8, 12), (3, 5), (1, 1), (7, 24)])
+def test_schedules_spend_the_same_in_all(schedule: str, per_block: int, depth: int) -> None:
+    counts = MergePlan(per_block, "tome", schedule).counts(depth)
+    assert len(counts) == depth
+    assert sum(counts) == per_block * depth
+    assert min(counts) >= 0
+    rising = [b - a for a, b in pairwise(counts)]
+    if schedule == "constant":
+        assert set(counts) == {per_block}
+    elif schedule == "late":  # from 0 to twice as many, but for rounding
+        assert min(rising, default=0) >= -1
+        assert depth == 1 or counts[-1] > counts[0]
+    else:
+        assert counts == tuple(reversed(MergePlan(per_block, "tome", "late").counts(depth)))
+
+
+def test_what_a_user_writes_comes_back() -> None:
+    for spec in (0, 8, "pitome:8", "prune:3:late", "tome:8:early"):
+        assert MergePlan.of(spec).spec == spec
+    assert MergePlan.of("8").spec == MergePlan.of("tome:8").spec == 8
+    for wrong, words in (
+        ("pitme:8", "Did you mean pitome"),
+        ("tome:8:lat", "late"),
+        ("many", "write 8"),
+        (-2, "negative"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            MergePlan.of(wrong)
+
+
+def planted(clusters: list[int], alone: int) -> torch.Tensor:
+    """Unit keys 1 1 N K: clusters of equal keys, then some that are like nothing else; all at right angles."""
+    rows = [i for i, size in enumerate(clusters) for _ in range(size)] + [len(clusters) + i for i in range(alone)]
+    return torch.eye(len(clusters) + alone, dtype=torch.float64)[rows][None, None]
+
+
+def test_pitome_merges_within_clusters_and_protects_what_stands_alone() -> None:
+    """Energies in closed form: of n patches, one in a cluster of c has (c (1 - m) + (n - c) (exp(-m) - 1)) / n."""
+    keys = planted([6, 4], alone=5)
+    n, m = 15, 0.9
+    merging = PiToMe((3, 0, 0), 0)
+    merging.block = 1
+    metric = keys[0, 0]
+    energy = torch.nn.functional.elu(metric @ metric.T - merging.margin()).mean(-1)
+    for place, c in ((0, 6), (6, 4), (10, 1)):
+        assert energy[place].item() == pytest.approx((c * (1 - m) + (n - c) * (np.exp(-m) - 1)) / n)
+    x = torch.arange(n, dtype=torch.float64)[None, :, None]
+    merging = PiToMe((3, 0, 0), 0)
+    after = merging.merge(x, keys)
+    assert after.shape == (1, 12, 1)
+    where = merging.where(after)[0]
+    for token in range(12):
+        members = np.flatnonzero(where.numpy() == token)
+        assert after[0, token, 0].item() == pytest.approx(members.mean())
+        assert merging.sizes[0, token, 0].item() == len(members)
+        if len(members) > 1:
+            assert members.max() < 6, "the largest cluster has the most energy: 3 of its 6 join the other 3"
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_pitome_agrees_with_loops(prefix: int) -> None:
+    """Two steps, patch by patch in plain numpy."""
+    random = np.random.default_rng(3)
+    x, merging = random.normal(size=(1, prefix + 12, 4)), PiToMe((2, 3), prefix)
+    tokens, sizes, ours = list(x[0]), [1] * len(x[0]), torch.from_numpy(x)
+    for block, r in enumerate((2, 3)):
+        keys = random.normal(size=(1, 2, len(tokens), 5))
+        ours = merging.merge(ours, torch.from_numpy(keys))
+        metric = keys[0].mean(0)[prefix:]
+        metric /= np.linalg.norm(metric, axis=1, keepdims=True)
+        gap = metric @ metric.T - (0.9 - 0.9 * block / 2)
+        energy = np.where(gap > 0, gap, np.exp(gap) - 1).mean(1)
+        order = np.argsort(-energy)
+        gone, partners, alone = order[: 2 * r : 2], order[1 : 2 * r : 2], order[2 * r :]
+        sums = {i: tokens[prefix + i] * sizes[prefix + i] for i in range(len(metric))}
+        count = {i: sizes[prefix + i] for i in range(len(metric))}
+        for i in gone:
+            j = partners[int(np.argmax([metric[i] @ metric[k] for k in partners]))]
+            sums[j], count[j] = sums[j] + sums[i], count[j] + count[i]
+        stay = [*alone, *partners]
+        tokens = tokens[:prefix] + [sums[i] / count[i] for i in stay]
+        sizes = sizes[:prefix] + [count[i] for i in stay]
+    np.testing.assert_allclose(ours[0].numpy(), np.stack(tokens), atol=1e-12)
+    assert merging.sizes[0, :, 0].tolist() == sizes
+
+
+def test_pruning_drops_what_the_class_token_looks_at_least() -> None:
+    """Two heads, keys along one axis: attention is a softmax of planted numbers."""
+    liking = torch.tensor([0.0, 5.0, -3.0, 2.0, -1.0, 4.0], dtype=torch.float64)  # class token, then 5 patches
+    keys = torch.stack([liking, liking])[None, :, :, None].expand(1, 2, 6, 4).contiguous()
+    merging = Pruning((2, 1), 1)
+    merging._look(torch.ones_like(keys), keys)
+    x = torch.arange(6, dtype=torch.float64)[None, :, None]
+    after = merging.merge(x)
+    assert after[0, :, 0].tolist() == [0, 1, 3, 5]  # patches 2 and 4, with -3 and -1, are gone
+    assert merging.sizes is None
+    merging._look(torch.ones_like(keys[:, :, [0, 1, 3, 5]]), keys[:, :, [0, 1, 3, 5]])
+    assert merging.merge(after)[0, :, 0].tolist() == [0, 1, 5]
+
+
+@pytest.mark.parametrize("spec", ["pitome:3", "prune:3", "pitome:3:late", "tome:3:early", "prune:3:late"])
+def test_who_looks_changes_nothing_with_any_method(spec: str) -> None:
+    for pooling in ("cls", "mean"):
+        model, images, seen = model_of(pooling=pooling, registers=2), torch.randn(2, 3, 20, 20), []
+        plain = model(images)
+        model.merge = spec
+        fewer = model(images)
+        assert not torch.equal(fewer, plain)
+        torch.testing.assert_close(model(images, on_weights=seen.append), fewer, atol=1e-5, rtol=1e-5)
+        assert [w.shape for w in seen] == [(2, 4, 28, 28)] * 4
+        for weights in seen:
+            torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 28))
+        assert model.tokens(images).shape == (2, 28, 32)
+        model.merge = 100 if spec.startswith("tome") else spec.replace("3", "100")
+        assert model(images).isfinite().all()
+
+
+def test_pruning_needs_a_class_token() -> None:
+    with pytest.raises(ConfigError, match="use tome or pitome"):
+        model_of(class_token=False, pooling="mean").merge = "prune:2"

@@ -125,14 +125,22 @@ def test_positions_are_baked_at_another_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", SUFFIX)
-@pytest.mark.parametrize("pooling", ["cls", pytest.param("mean", marks=pytest.mark.slow)])
-def test_merging_in_exported_graphs(to: str, pooling: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pooling", "merge"),
+    [
+        ("cls", 3),
+        pytest.param("mean", 3, marks=pytest.mark.slow),
+        pytest.param("mean", "pitome:2", marks=pytest.mark.slow),
+        pytest.param("cls", "prune:3:late", marks=pytest.mark.slow),
+    ],
+)
+def test_merging_in_exported_graphs(to: str, pooling: str, merge: int | str, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGE[to])
     model = model_of(pooling=pooling, depth=3)
     images = Images(made_up(model.config, 9))
-    written = export(model, to, tmp_path / f"m{SUFFIX[to]}", images, merge=3)
+    written = export(model, to, tmp_path / f"m{SUFFIX[to]}", images, merge=merge)
     runtime, _ = open_exported(written.path, written.sha256)
-    check = compare(merged(model, 3), runtime, images)
+    check = compare(merged(model, merge), runtime, images)
     assert check.difference < 1e-4
     assert check.agreement == 1
     assert model.merge == 0, "the given model stays as it is"
@@ -168,8 +176,8 @@ def test_a_failed_check_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
 
     model, before = model_of(), onnx.to_onnx
 
-    def wrong(model, raw=False):
-        proto = before(model, raw)
+    def wrong(model, spec):
+        proto = before(model, spec)
         for tensor in proto.graph.initializer:
             if tensor.name.endswith("classifier.bias"):
                 tensor.raw_data = np.linspace(-1, 1, 10, dtype=np.float32).tobytes()

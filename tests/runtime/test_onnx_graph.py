@@ -43,8 +43,12 @@ def operations(proto) -> Counter:
 def test_any_number_of_images(kind: str) -> None:
     model = model_of(**KINDS[kind])
     proto = to_onnx(model)
-    onnx.checker.check_model(proto)
+    onnx.checker.check_model(proto, full_check=True)
     assert {node.domain for node in proto.graph.node} == {""}, "standard operations alone"
+    inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
+    kinds = {value.type.tensor_type.elem_type for value in inferred.value_info}
+    kinds |= {tensor.data_type for tensor in inferred.initializer}
+    assert onnx.TensorProto.DOUBLE not in kinds, "TensorRT has no float64"
     runtime = Onnx(proto.SerializeToString())
     for count in (1, 2, 7):
         images = torch.randn(count, 3, *model.config.image_size)

@@ -165,10 +165,10 @@ def test_a_budget_leaves_out_what_does_not_fit() -> None:
 def test_a_budget_leaves_out_what_would_end_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitkit.runtime import tune as module
 
-    monkeypatch.setattr(module._Search, "expected_seconds", lambda self, choice: 500.0 if choice.merge else 0.0)
+    monkeypatch.setattr(module._Search, "expected_seconds", lambda self, choice: 0.0 if choice.exact else 500.0)
     notes = Notes()
     found = tune(small(), Images(made_up(small().config, 24)), kinds=["eager"], seconds=0.0, budget=600, progress=notes)
-    assert {row.choice.merge > 0: row.problem for row in found.rows} == {False: None, True: "left out: --budget"}
+    assert {row.choice.exact: row.problem for row in found.rows} == {True: None, False: "left out: --budget"}
     assert notes.lines[0].endswith("about 10 min")
 
 

@@ -20,6 +20,9 @@ class Row(NamedTuple):
 
 FAMILIES = {
     "native": Row("vitkit's own: one `.safetensors` with configuration, class names, preprocessing", (".safetensors",)),
+    "huggingface_code": Row(
+        "folders of Hugging Face that bring their own code, `modeling_vitkit.py`, for every model of vitkit", ("",)
+    ),
     "google": Row("Google vit_jax `.npz`, hybrids, 21k heads with their tanh layer", (".npz",)),
     "big_vision": Row("big_vision `.npz`, layers apart or stacked, MAP head, sin-cos positions", (".npz",)),
     "huggingface": Row(

@@ -61,6 +61,7 @@ class Written:
     notes: Sequence[str] = ()  # what the format cannot hold
     beside: Mapping[str, Fields] = field(default_factory=dict)  # JSON files, in a folder
     header: Mapping[str, str] = field(default_factory=dict)  # of safetensors
+    texts: Mapping[str, str] = field(default_factory=dict)  # other files, in a folder
 
 
 class Family(Protocol):

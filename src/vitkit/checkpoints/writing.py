@@ -18,12 +18,13 @@ from vitkit.checkpoints.families import ENDINGS, FAMILIES, family, formats
 from vitkit.checkpoints.family import Checkpoint, Fields, Written
 from vitkit.checkpoints.tensors import WITH_LEADING_AXIS, NameMap, Tensors
 from vitkit.errors import CheckpointError, did_you_mean
-from vitkit.io import canonical, replacing, replacing_folder, write_json
+from vitkit.io import canonical, replacing, replacing_folder, write_json, write_text
 from vitkit.model.base import Outputs
 from vitkit.model.config import Preprocessing, Size, StemConfig, ViTConfig
 from vitkit.model.patches import linear_to_conv
 from vitkit.model.words import VARIANTS
 
+_WHOLE = ("native", "huggingface_code")  # formats that hold all there is to say of a model
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
@@ -36,10 +37,12 @@ def write(checkpoint: Checkpoint, path: str | Path, to: str) -> list[str]:
         with replacing_folder(path) as new:
             for name, value in written.beside.items():
                 write_json(new / name, value)
+            for name, text in written.texts.items():
+                write_text(new / name, text)
             write_file(new / "model.safetensors", written)
     else:
         write_file(path, written)
-    return [*written.notes, *([] if to == "native" else _words_lost(checkpoint.outputs, to, folder))]
+    return [*written.notes, *([] if to in _WHOLE else _words_lost(checkpoint.outputs, to, folder))]
 
 
 def check_to(path: Path, to: str) -> None:
@@ -134,7 +137,7 @@ def vit_of(checkpoint: Checkpoint, format: str) -> tuple[ViTConfig, dict[str, Te
     config, tensors = checkpoint.config, dict(checkpoint.tensors)
     if not isinstance(config, ViTConfig) or not isinstance(config.stem, StemConfig | None):
         what = "a stem of plain convolutions" if isinstance(config, ViTConfig) else "a ResNet"
-        raise CheckpointError(f"{format} cannot hold {what}; write it with --to native")
+        raise CheckpointError(f"{format} cannot hold {what}; write it with --to native, or --to huggingface_code")
     if config.patch_embedding == "linear":
         tensors["patches.weight"] = linear_to_conv(tensors["patches.weight"], config.patch_kernel)
     return config, tensors

@@ -36,8 +36,14 @@ def export(
         str | None, Option(metavar="DATA", help="int8 with ranges from the split train of this data set.")
     ] = None,
     data: Annotated[str | None, Option(help="Compare on this data set, and report the accuracy.")] = None,
-    merge: opt.Merge = 0,
+    merge: opt.Merge = "0",
     raw: Annotated[bool, Option("--raw", help="Resize, crop and normalise inside the file: raw pixels in.")] = False,
+    dynamic_size: Annotated[
+        bool, Option("--dynamic-size", help="Images of any size that the patches divide; onnx and torch-export.")
+    ] = False,
+    top: Annotated[
+        int, Option(metavar="K", min=0, help="Also give the K most probable classes, with their probabilities.")
+    ] = 0,
     device: opt.Device = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -59,7 +65,7 @@ def export(
         if calibrate is not None:
             train = open_data_for(loaded, calibrate, progress).split("train")
             ranges = calibration_of(loaded, train, _TO_EXPORT)
-        found = write(loaded, to, out, compared, int8, merge, raw, ranges, progress)
+        found = write(loaded, to, out, compared, int8, merge, raw, ranges, progress, dynamic_size, top)
     if as_json:
         return opt.print_json(
             {"out": str(found.path), "bytes": found.bytes, "sha256": found.sha256, "check": found.check.to_dict()}
@@ -91,13 +97,15 @@ def tune(
     ] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Measure every runtime, precision and merging on this machine; keep the fastest that is accurate enough.
+    """Measure every runtime, precision and reduction on this machine; keep the fastest that is accurate enough.
 
-    It is stored beside the model: `predict` and `serve` then use it by themselves. What was measured is kept: after a
-    kill, the same command continues.
+    Reductions are merged or dropped tokens, and smaller images. With 60 images or more, every third is held out to
+    confirm the choice. It is stored beside the model: `predict` and `serve` then use it by themselves. What was
+    measured is kept: after a kill, the same command continues.
     """
     from vitkit.prediction.opened import load_for
-    from vitkit.runtime.tune import kept_file, store
+    from vitkit.runtime.confirm import hold_out
+    from vitkit.runtime.tune import FEWEST, kept_file, store
     from vitkit.runtime.tune import tune as search
     from vitkit.runtime.verify import images_of
     from vitkit.training.config import parse_duration
@@ -110,10 +118,10 @@ def tune(
     with Bar(shown=not as_json) as progress:
         loaded = load_for(model, "auto", device, options, progress)
         source, calibration = _images(data, loaded, progress)
-        compared = images_of(loaded, source, 64 if source is None else images)
-        _note(source, len(compared))
+        compared, held = hold_out(images_of(loaded, source, 64 if source is None else images), FEWEST)
+        _note(source, len(compared) + (0 if held is None else len(held)))
         limit = parse_duration(budget) if budget else None
-        keeping = (limit, kept_file(model), out is not None)
+        keeping = (limit, kept_file(model), out is not None, held if source is not None else None)
         found = search(loaded, compared, drop, latency, kinds, calibration, seconds, progress, *keeping)
     folder = store(model, loaded, found, calibration)
     if out is not None:
@@ -158,6 +166,8 @@ def _print(found: Tuned) -> None:
     columns = ("configuration", "batch", "threads", "img/s", "speedup", score)
     opt.print_table(columns, (row.cells().values() for row in found.rows))
     winner, check = found.winner.cells(), found.winner.check
+    if found.confirmed is not None:
+        echo(f"confirmed: {found.confirmed.words()}")
     before = f" ({check.text(check.accuracy_before)} before)" if check and check.accuracy_before is not None else ""
     echo(
         f"best: {winner['way']}, batch {winner['batch']}, {winner['images_per_second']} img/s, "

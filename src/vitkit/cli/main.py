@@ -18,7 +18,22 @@ from typing import Annotated
 from typer import Argument, Exit, Option, Typer
 
 from vitkit import __version__
-from vitkit.cli import curate, data, doctor, evaluate, export, hub, model, plan, predict, pretrain, runs, study, train
+from vitkit.cli import (
+    curate,
+    data,
+    doctor,
+    evaluate,
+    export,
+    hub,
+    model,
+    plan,
+    predict,
+    pretrain,
+    profile,
+    runs,
+    study,
+    train,
+)
 from vitkit.cli.options import echo
 from vitkit.errors import VitkitError
 
@@ -62,6 +77,7 @@ COMMANDS: dict[str, Callable[..., None] | Typer] = {
     "embed": predict.embed,
     "export": export.export,
     "tune": export.tune,
+    "profile": profile.profile,
     "study": study.study,
     "serve": predict.serve,
     "push": hub.push,

@@ -19,6 +19,7 @@ from typer import echo as write_out
 from vitkit.checkpoints.options import ModelOptions
 from vitkit.errors import ConfigError, printable
 from vitkit.io import json_text
+from vitkit.model.merge_plan import MergePlan
 from vitkit.runtime.table import RUNTIMES
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ def _set_cache(folder: str | None) -> str | None:
     if folder is not None:
         os.environ["VITKIT_CACHE"] = folder
     return folder
+
+
+def _merge_spec(text: str) -> int | str:
+    return MergePlan.of(text).spec
 
 
 _LISTED = 10  # lines of a long list
@@ -65,7 +70,14 @@ Split = Annotated[str | None, Option(help="Split of the data set: train, val, te
 Batch = Annotated[int | None, Option(min=1, help="Images per batch; default: by their size.")]
 Workers = Annotated[int | None, Option(min=0, help="Processes that decode; default: one per core for files.")]
 Runtime = Annotated[str, Option(help=f"auto (what `vitkit tune` chose, else eager), {', '.join(RUNTIMES)}.")]
-Merge = Annotated[int, Option(min=0, help="Tokens merged per block: faster, less accurate.")]
+Merge = Annotated[
+    str,
+    Option(
+        metavar="[METHOD:]R[:SCHEDULE]",
+        callback=_merge_spec,
+        help="Tokens that vanish per block: faster, less accurate. tome, pitome or prune; constant, late or early.",
+    ),
+]
 Resume = Annotated[bool, Option("--resume", help="Resume a job that was stopped.")]
 Engine = Annotated[
     str | None, Option(metavar="ray", help="Share the work through Ray; default: this process, or those of torchrun.")

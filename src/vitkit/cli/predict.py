@@ -35,7 +35,7 @@ def predict(
     options: ModelOptions,
     top: Annotated[int, Option(min=1, help="Classes per image.")] = 5,
     runtime: opt.Runtime = "auto",
-    merge: opt.Merge = 0,
+    merge: opt.Merge = "0",
     out: Annotated[str | None, Option(help="Write .csv, .jsonl, .parquet or a folder of Parquet.")] = None,
     trust: opt.Trust = None,
     split: opt.Split = None,
@@ -84,7 +84,7 @@ def embed(
         str, Option(help="cls, mean, tokens (every patch) or pooled (what the classifier sees); default: by the head.")
     ] = "",
     runtime: opt.Runtime = "auto",
-    merge: opt.Merge = 0,
+    merge: opt.Merge = "0",
     split: opt.Split = None,
     batch_size: opt.Batch = None,
     device: opt.Device = None,

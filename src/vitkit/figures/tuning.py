@@ -18,7 +18,7 @@ class Candidate(NamedTuple):
     speedup: float  # over PyTorch as it is
     score: float | None  # 0..1; None: it was not measured
     int8: bool = False
-    merge: int = 0
+    merge: int | str = 0
     chosen: bool = False
 
     @property

@@ -20,7 +20,7 @@ from vitkit.model.base import Part
 from vitkit.model.positions import Rotate
 
 OnWeights = Callable[[Tensor], None] | None  # receives B H N N, rows sum to 1
-OnKeys = Callable[[Tensor], None] | None  # receives B H N K
+OnKeys = Callable[[Tensor, Tensor], None] | None  # receives queries and keys, each B H N K
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -74,7 +74,7 @@ class Attention(Part):
         if rotate is not None:
             q, k = rotate(q), rotate(k)
         if on_keys is not None:
-            on_keys(k)
+            on_keys(q, k)
         if queries is not None:
             q = q[:, :, :queries]
             if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:

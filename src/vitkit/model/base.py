@@ -18,6 +18,7 @@ import vitkit  # for the public functions that a model offers as methods; each i
 from vitkit.errors import ConfigError, InputError, as_text, did_you_mean
 from vitkit.model.config import AnyConfig
 from vitkit.model.jsonable import Jsonable
+from vitkit.model.merge_plan import MergePlan
 
 OutputKind = Literal["classes", "labels", "values"]
 Layers = Sequence[int] | None  # by number, -1 for the last; None: all
@@ -110,7 +111,7 @@ class VisionModel(Part):
     pretrained: bool = False  # False: the weights are fresh
     mergeable: bool = False  # whether patches can be merged or dropped on their way through the blocks
     gradient_checkpointing: bool = False  # recompute each block in the backward pass: far less memory, 1/3 more time
-    _merge: int = 0
+    _merge: MergePlan = MergePlan()
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -127,20 +128,29 @@ class VisionModel(Part):
         return []
 
     @property
-    def merge(self) -> int:
-        """Patches that each block merges into others when evaluating (`vitkit.model.merging`); shapes stay as usual."""
-        return self._merge
+    def merge(self) -> int | str:
+        """Patches that each block merges into others when evaluating (`vitkit.model.merging`); shapes stay as usual.
+
+        8, or with a method and a schedule "pitome:8", "prune:8:late" (`vitkit.model.merge_plan`).
+        """
+        return self._merge.spec
 
     @merge.setter
-    def merge(self, per_block: int) -> None:
-        if per_block < 0:
-            raise ConfigError(f"merge={per_block} must not be negative; 0 merges nothing")
-        if per_block and not self.mergeable:
+    def merge(self, spec: int | str) -> None:
+        plan = MergePlan.of(spec)
+        if plan.per_block and not self.mergeable:
             reason = f"{type(self).__name__} has no tokens that could be merged"
             if kind := getattr(self.config, "position_words", ""):
                 reason = f"with positions={kind!r} a merged token has no one place"
             raise ConfigError(f"{reason}; leave merging out for this model")
-        self._merge = per_block
+        if plan.method == "prune" and not getattr(self.config, "class_token", False):
+            raise ConfigError("prune asks the class token, and this model has none; use tome or pitome")
+        self._merge = plan
+
+    @property
+    def merge_plan(self) -> MergePlan | None:
+        """None: nothing vanishes."""
+        return self._merge if self._merge.per_block else None
 
     @property
     @abstractmethod

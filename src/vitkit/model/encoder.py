@@ -15,7 +15,8 @@ from vitkit.model.attention import OnWeights
 from vitkit.model.attention_variants import build_attention
 from vitkit.model.base import Part
 from vitkit.model.config import ViTConfig
-from vitkit.model.merging import Merging
+from vitkit.model.merge_plan import MergePlan
+from vitkit.model.merging import MERGINGS, Merging
 from vitkit.model.mlp import build_mlp, dropout
 from vitkit.model.norms import build_norm
 from vitkit.model.positions import POSITIONS, Place
@@ -98,15 +99,15 @@ class Encoder(Part):
         looked_at: Collection[int] = (),
         only: int | None = None,
         kept: dict[int, Tensor] | None = None,
-        merge: int = 0,
+        merge: MergePlan | None = None,
         recompute: bool = False,
     ) -> Tensor:
         """`on_weights` sees the attention of the blocks `looked_at`, in order of depth; the rest stay fused.
 
         `kept` has the numbers of blocks, and receives the tokens after them; deeper blocks do not run.
-        In each block `merge` patches vanish; with `recompute` it runs again in the backward pass.
+        As `merge` says, patches vanish in each block; with `recompute` it runs again in the backward pass.
         """
-        merging = Merging(merge, self.prefix) if merge else None
+        merging = MERGINGS[merge.method](merge.counts(len(self.blocks)), self.prefix) if merge else None
         for i, block in enumerate(self.blocks):
             if kept is not None and i > max(kept):
                 break

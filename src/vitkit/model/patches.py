@@ -14,7 +14,6 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
@@ -25,12 +24,12 @@ from vitkit.model.norms import build_norm
 
 def conv_to_linear(weight: Tensor) -> Tensor:
     """D C P Q -> D (P Q C)"""
-    return rearrange(weight, "d c p q -> d (p q c)")
+    return weight.permute(0, 2, 3, 1).flatten(1)
 
 
 def linear_to_conv(weight: Tensor, patch: Size) -> Tensor:
     """D (P Q C) -> D C P Q"""
-    return rearrange(weight, "d (p q c) -> d c p q", p=patch[0], q=patch[1])
+    return weight.reshape(len(weight), *patch, -1).permute(0, 3, 1, 2)
 
 
 def to_tileable(images: Tensor, config: AnyConfig, pad: bool) -> Tensor:
@@ -75,8 +74,10 @@ class PatchEmbedding(Part):
 
     def cut(self, x: Tensor) -> Tensor:
         """B C H W -> B N CPQ"""
-        order = "c p q" if self.form == "conv" else "p q c"
-        return rearrange(x, f"b c (h p) (w q) -> b (h w) ({order})", p=self.patch[0], q=self.patch[1])
+        (p, q), (b, c, height, width) = self.patch, x.shape
+        tiles = x.reshape(b, c, height // p, p, width // q, q)  # B C h P w Q
+        order = (0, 2, 4, 1, 3, 5) if self.form == "conv" else (0, 2, 4, 3, 5, 1)
+        return tiles.permute(order).flatten(3).flatten(1, 2)
 
     def embed(self, x: Tensor) -> Tensor:
         """B N CPQ -> B N D. A matrix product for both forms: on a CPU it beats conv2d, most of all backwards."""

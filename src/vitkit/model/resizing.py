@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.model.config import Size
+from vitkit.model.symbolic import MATRICES, OFFSET_MATRICES, is_symbolic, resize_in_graph
 
 Ways = dict[str, Callable[[Tensor, Size], Tensor]]
 
@@ -56,6 +57,8 @@ RESIZES: Ways = {
 
 def resize_grid(table: Tensor, grid: Size, how: str = "official", ways: Ways = RESIZES) -> Tensor:
     """h w D -> h' w' D."""
+    if is_symbolic(grid):
+        return resize_in_graph(table, grid, (OFFSET_MATRICES if ways is OFFSET_RESIZES else MATRICES)[how])
     if tuple(table.shape[:2]) == tuple(grid):
         return table
     # Half precision would lose what the table holds, so fp32 at least; scipy computes in float64.

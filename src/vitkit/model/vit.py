@@ -109,7 +109,7 @@ class ViT(VisionModel):
     ) -> Tensor:
         """What `embedded` gives -> B (P + N) D after the final norm, or B only D; `kept` is as in `Encoder.forward`."""
         looked_at = () if on_weights is None else layer_numbers(layers, self.config.depth)
-        merge, recompute = (0, self.gradient_checkpointing) if self.training else (self.merge, False)
+        merge, recompute = (None, self.gradient_checkpointing) if self.training else (self.merge_plan, False)
         x = self.encoder(x, place, on_weights, looked_at, only, kept, merge, recompute)
         return x if self.norm is None or kept is not None else self.norm(x)
 

@@ -53,7 +53,7 @@ class ColumnPredictor:
         keep: Sequence[str] = (),
         batch_size: int | None = None,
         runtime: str = "auto",
-        merge: int = 0,
+        merge: int | str = 0,
         device: str | None = None,
         trust: str | None = None,
         **options: object,

@@ -112,7 +112,7 @@ def load_for(
 def open_model(
     source: Loadable,
     runtime: str = "auto",
-    merge: int = 0,
+    merge: int | str = 0,
     device: str | None = None,
     options: ModelOptions | None = None,
     progress: Progress = SILENT,

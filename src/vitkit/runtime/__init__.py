@@ -22,7 +22,7 @@ def open_runtime(
     *,
     source: str | Path | None = None,
     int8: bool = False,
-    merge: int = 0,
+    merge: int | str = 0,
     progress: Progress = SILENT,
 ) -> Runtime:
     """A runtime for a loaded model; "auto" takes what `vitkit tune` chose for it, or PyTorch as it is.

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from vitkit.data import normalise
 from vitkit.errors import ConfigError
 from vitkit.model.base import Outputs, VisionModel
-from vitkit.model.config import AnyConfig
+from vitkit.model.config import AnyConfig, Size
 from vitkit.runtime.raw import FromRaw
+from vitkit.runtime.shrunk import Shrunk
 from vitkit.runtime.table import RUNTIMES, find
+from vitkit.runtime.top import WithTop
 from vitkit.world import resolve_device
 
 Calibration = list[Tensor]  # batches of normalised images, for static int8
@@ -28,9 +30,12 @@ class Spec:
     """What is made of a model, in memory or in a file."""
 
     int8: bool = False
-    merge: int = 0
+    merge: int | str = 0
     raw: bool = False  # with preprocessing: raw pixels in
     calibration: Calibration | None = None
+    dynamic_size: bool = False  # images of any size: positions are resized inside
+    top: int = 0  # besides the logits, the probabilities and numbers of so many classes
+    scale: float = 1.0  # of the sides of images, which are made smaller inside
 
 
 @dataclass(frozen=True)
@@ -40,23 +45,26 @@ class Choice:
     runtime: str = "eager"
     int8: bool = False
     calibrated: bool = False
-    merge: int = 0
+    merge: int | str = 0  # as `model.merge` takes it
     batch_size: int = 1
     threads: int | None = None
+    scale: float = 1.0  # of the sides of images
 
     @property
     def name(self) -> str:
         """ "onnx int8 merge 8" """
         words = [self.runtime, "int8" * self.int8, f"merge {self.merge}" * bool(self.merge)]
+        words.append(f"scale {self.scale:g}" * (self.scale != 1))
         return " ".join(word for word in (*words, "calibrated" * self.calibrated) if word)
 
     @property
     def exact(self) -> bool:
         """Whether it computes what the model computes, up to rounding in fp32."""
-        return not self.int8 and not self.merge
+        return not self.int8 and not self.merge and self.scale == 1
 
     def spec(self, calibration: Calibration | None) -> Spec:
-        return Spec(self.int8, self.merge, calibration=calibration if self.calibrated else None)
+        chosen = calibration if self.calibrated else None
+        return Spec(self.int8, self.merge, calibration=chosen, scale=self.scale)
 
 
 class Runtime(ABC):
@@ -82,6 +90,10 @@ class Runtime(ABC):
     @abstractmethod
     def compute(self, images: Tensor) -> Tensor:
         """`run` for images that are on `device`."""
+
+    def all_outputs(self, images: Tensor) -> list[Tensor]:
+        """What an exported file gives: logits, and with `Spec.top` probabilities and numbers of classes."""
+        return [self.compute(images)]
 
 
 def thread_count(wanted: int | None) -> int:
@@ -110,7 +122,7 @@ def device_for(kind: str, wanted: str | None) -> torch.device:
     return device
 
 
-def merged(model: nn.Module, merge: int) -> nn.Module:
+def merged(model: nn.Module, merge: int | str) -> nn.Module:
     """The same weights in a model that merges so many tokens per block; the given model stays as it is."""
     if not merge:
         return model
@@ -119,11 +131,20 @@ def merged(model: nn.Module, merge: int) -> nn.Module:
     return twin
 
 
+def reduced(model: nn.Module, merge: int | str, scale: float) -> nn.Module:
+    """The same weights, with fewer tokens and on smaller images."""
+    fewer = merged(model, merge)
+    return fewer if scale == 1 else Shrunk(cast(VisionModel, fewer), scale)
+
+
 def prepared(model: nn.Module, spec: Spec) -> nn.Module:
     """What is exported: on the CPU, in fp32, merging and with its preprocessing as asked; the model stays as it is."""
-    chosen = merged(model, spec.merge)
+    chosen = reduced(model, spec.merge, spec.scale)
+    outputs = getattr(model, "outputs", Outputs())
     if spec.raw:
-        chosen = FromRaw(chosen, config_of(model).preprocessing, getattr(model, "outputs", Outputs()))
+        chosen = FromRaw(chosen, config_of(model).preprocessing, outputs)
+    if spec.top:
+        chosen = WithTop(chosen, outputs, spec.top)
     first = next(model.parameters())
     if first.device.type != "cpu" or first.dtype != torch.float32:
         chosen = copy.deepcopy(chosen).to("cpu", torch.float32)
@@ -145,10 +166,38 @@ def made_up(config: AnyConfig, count: int, size: tuple[int, int] | None = None, 
     return ((total + 0.1 * grain) * 120 + 128).clamp(0, 255).to(torch.uint8)
 
 
-def example_of(model: nn.Module, raw: bool = False) -> Tensor:
+def example_of(model: nn.Module, spec: Spec, count: int = 2, grid: Size | None = None) -> Tensor:
     """What a model is traced with: two images, so that no exporter takes the batch for a constant."""
     config = config_of(model)
-    if raw:
+    if spec.raw:
         height, width = config.preprocessing.size
-        return made_up(config, 2, (height + 5, width + 9)).permute(0, 2, 3, 1).contiguous()
-    return normalise(made_up(config, 2), config.preprocessing)
+        return made_up(config, count, (height + 5, width + 9)).permute(0, 2, 3, 1).contiguous()
+    size = None
+    if spec.dynamic_size:  # no side is what it is in the configuration, or as long as another axis
+        (h, w), (p, q) = grid_of(config), config.patch_size
+        h, w = grid or (h + 3, w + 4 + (h == w + 1))
+        size = (h * p, w * q)
+    return normalise(made_up(config, count, size), config.preprocessing)
+
+
+def grid_of(config: AnyConfig) -> Size:
+    """Patches, or of a ResNet positions of the last map, down and across."""
+    return config.image_size[0] // config.patch_size[0], config.image_size[1] // config.patch_size[1]
+
+
+def axes_of(model: nn.Module, spec: Spec) -> dict[int, object]:
+    """What may differ from one input to the next, as `torch.export` wants it."""
+    Dim = torch.export.Dim
+    if spec.raw:
+        return {axis: Dim(name) for axis, name in enumerate(("batch", "height", "width"))}
+    sides: dict[int, object] = {}
+    if spec.dynamic_size:
+        config = config_of(model)
+        for axis, patch, words in (
+            (2, config.patch_size[0], "height rows"),
+            (3, config.patch_size[1], "width columns"),
+        ):
+            side, count = words.split()
+            whole = config.indivisible == "cut" or patch == 1
+            sides[axis] = Dim(side, min=patch) if whole else patch * Dim(count)
+    return {0: Dim("batch"), **sides}

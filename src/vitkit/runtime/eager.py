@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.io import sha256
-from vitkit.runtime.base import Choice, Runtime, Spec, example_of, merged
+from vitkit.runtime.base import Choice, Runtime, Spec, axes_of, example_of, reduced
 from vitkit.runtime.table import METADATA, compiler
 
 
@@ -21,7 +21,8 @@ class Eager(Runtime):
     def __init__(self, model: nn.Module, choice: Choice = Choice()) -> None:  # noqa: B008
         first = next(model.parameters())
         super().__init__(choice.name, first.device)
-        self.model, self.dtype, self.threads = merged(model.eval(), choice.merge), first.dtype, choice.threads
+        self.model, self.dtype = reduced(model.eval(), choice.merge, choice.scale), first.dtype
+        self.threads = choice.threads
 
     @torch.inference_mode()
     def compute(self, images: Tensor) -> Tensor:
@@ -60,7 +61,12 @@ class Exported(Runtime):
 
     @torch.no_grad()
     def compute(self, images: Tensor) -> Tensor:
-        return self.module(images)
+        return self.all_outputs(images)[0]
+
+    @torch.no_grad()
+    def all_outputs(self, images: Tensor) -> list[Tensor]:
+        found: Tensor | tuple[Tensor, ...] = self.module(images)
+        return [found] if isinstance(found, Tensor) else list(found)
 
 
 open_file = Exported
@@ -75,10 +81,9 @@ def check_trust(path: Path, found: str, trust: str | None) -> None:
 
 
 def write(model: nn.Module, path: Path, metadata: Mapping[str, str], spec: Spec) -> None:
-    axes = ("batch", "height", "width") if spec.raw else ("batch",)
-    shapes = {i: torch.export.Dim(axis) for i, axis in enumerate(axes)}
+    shapes = (axes_of(model, spec),)
     with torch.no_grad():
-        program = torch.export.export(model, (example_of(model, spec.raw),), dynamic_shapes=(shapes,), strict=False)
+        program = torch.export.export(model, (example_of(model, spec),), dynamic_shapes=shapes, strict=False)
     whole = io.BytesIO()  # PyTorch's writer ends the process when the disk is full
     torch.export.save(program, whole, extra_files=dict(metadata))
     path.write_bytes(whole.getbuffer())

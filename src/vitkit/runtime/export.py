@@ -22,7 +22,7 @@ from vitkit.model.config import AnyConfig, ResNetConfig, ViTConfig
 from vitkit.progress import SILENT, Progress
 from vitkit.runtime.base import Calibration, Runtime, Spec, prepared
 from vitkit.runtime.table import FORMATS, METADATA, find, need_format
-from vitkit.runtime.verify import Check, Images, compare, images_of
+from vitkit.runtime.verify import Check, Images, check_top, compare, compare_sizes, images_of
 
 _CONFIGS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"ViT": ViTConfig, "ResNet": ResNetConfig}
 _COMPARED = 256  # images of a data set, at most
@@ -56,17 +56,21 @@ def export(
     out: str | Path,
     compared: Images | Source | None = None,
     int8: bool = False,
-    merge: int = 0,
+    merge: int | str = 0,
     raw: bool = False,
     calibration: Calibration | None = None,
     progress: Progress = SILENT,
+    dynamic_size: bool = False,
+    top: int = 0,
 ) -> Export:
     """Write `model` to `out`, compare both (on made-up images when none are given), and leave no file when they differ.
 
     With int8 and merge the comparison is with the model as it is, and is reported; only what cannot be
-    rounding is an error. Without them top-1 must be the same and probabilities within 1e-4.
+    rounding is an error. Without them top-1 must be the same and probabilities within 1e-4. With `dynamic_size` the
+    file takes images of any size, and is compared on several, in batches of several sizes.
     """
-    path, spec = check_target(to, Path(out), int8), Spec(int8, merge, raw, calibration)
+    path, spec = check_target(to, Path(out), int8), Spec(int8, merge, raw, calibration, dynamic_size, top)
+    check_spec(spec)
     images = compared
     if not isinstance(images, Images):
         images = images_of(model, images, 32 if images is None else _COMPARED, raw)
@@ -76,6 +80,10 @@ def export(
         progress.note("comparing it with the model ...")
         runtime, _ = open_exported(folder / path.name, trust=sha256(folder / path.name))
         check = compare(model, runtime, images, raw=raw, exact=not int8 and not merge)
+        if dynamic_size:
+            check = compare_sizes(model, runtime, check)
+        if top:
+            check_top(runtime, images, model, raw)
         del runtime
         check.insist(path)
         size, digest = sum(file.stat().st_size for file in files), sha256(folder / path.name)
@@ -84,6 +92,19 @@ def export(
         for file in files:
             move(file, path.with_name(file.name))
         return Export(path, size, check, digest)
+
+
+def check_spec(spec: Spec) -> None:
+    """What does not go together."""
+    if not spec.dynamic_size:
+        return
+    for name, wanted, why in (
+        ("--raw", spec.raw, "brings images of any size to the model's own"),
+        ("--merge", bool(spec.merge), "merges so many tokens of one number of patches"),
+        ("--calibrate", spec.calibration is not None, "measures ranges at one size"),
+    ):
+        if wanted:
+            raise ConfigError(f"--dynamic-size and {name} do not go together: {name} {why}; leave one of them out")
 
 
 def check_target(to: str, out: Path, int8: bool = False) -> Path:
@@ -102,6 +123,7 @@ def written(model: VisionModel, to: str, path: Path, spec: Spec) -> list[Path]:
     config = model.config
     kind = next(name for name, of in _CONFIGS.items() if isinstance(config, of))
     about = {"version": __version__, "kind": kind, "raw": spec.raw, "int8": spec.int8, "merge": spec.merge}
+    about |= {"dynamic_size": spec.dynamic_size, "top": spec.top, "scale": spec.scale}
     classes = None if model.class_names is None else list(model.class_names)
     values = (about, config.to_dict(), config.preprocessing.to_dict(), classes, model.outputs.to_dict())
     metadata = {key: json.dumps(value, sort_keys=True) for key, value in zip(METADATA, values, strict=True)}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.runtime.base import Choice, Runtime, Spec, example_of, prepared, thread_count
 from vitkit.runtime.seal import checked, seal
+from vitkit.runtime.top import OUTPUTS
 
 _PLACE = "vitkit"  # where our words are in the file's own information
 
@@ -41,7 +42,11 @@ class OpenVino(Runtime):
         super().__init__(name, metadata={key: str(value.value) for key, value in about.items()})
 
     def compute(self, images: Tensor) -> Tensor:
-        return torch.from_numpy(self.compiled(images.numpy())[0].copy())
+        return self.all_outputs(images)[0]
+
+    def all_outputs(self, images: Tensor) -> list[Tensor]:
+        found = self.compiled(images.numpy())
+        return [torch.from_numpy(found[i].copy()) for i in range(len(self.compiled.outputs))]
 
 
 open_file = OpenVino
@@ -65,13 +70,17 @@ def write(model: nn.Module, path: Path, metadata: Mapping[str, str], spec: Spec)
 
 
 def _converted(model: nn.Module, spec: Spec) -> Model:
-    example = example_of(model, spec.raw)
+    if spec.dynamic_size:
+        advice = "export with --to onnx, which OpenVINO reads as it is"
+        raise ConfigError(f"--to openvino writes one image size; {advice}")
+    example = example_of(model, spec)
     shape = [-1, -1, -1, example.shape[3]] if spec.raw else [-1, *example.shape[1:]]
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         converted = ov.convert_model(model, example_input=example, input=[ov.PartialShape(shape)])
     converted.inputs[0].get_tensor().set_names({"pixels" if spec.raw else "images"})
-    converted.outputs[0].get_tensor().set_names({"logits"})
+    for output, name in zip(converted.outputs, OUTPUTS, strict=False):
+        output.get_tensor().set_names({name})
     if not spec.int8:
         return converted
     import nncf

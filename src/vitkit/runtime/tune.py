@@ -27,11 +27,15 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError, VitkitError
 from vitkit.io import cache_folder, canonical, dumps, read_json, replacing_folder, sha256
 from vitkit.model.base import VisionModel
-from vitkit.model.config import ViTConfig
+from vitkit.model.merge_plan import MergePlan
 from vitkit.progress import SILENT, Progress
 from vitkit.runtime.base import Calibration, Choice, Runtime, build, config_of, thread_count
+from vitkit.runtime.confirm import Confirmed, confirm
 from vitkit.runtime.export import written
 from vitkit.runtime.kept import Kept, Row, digest_of_images, versions
+from vitkit.runtime.reductions import SCALES, Reduction, plain_reductions, reductions
+from vitkit.runtime.reductions import merges as merges
+from vitkit.runtime.speed import images_per_second, in_words
 from vitkit.runtime.table import FORMATS, RUNTIMES
 from vitkit.runtime.verify import Check, Images, compare_outputs, outputs_of
 from vitkit.world import accelerators
@@ -54,6 +58,7 @@ class Tuned:
     device: str
     count: int = 0  # of the images
     max_drop: float = 0.0
+    confirmed: Confirmed | None = None  # on images that took no part in the choice
 
     @property
     def score_words(self) -> str:
@@ -62,27 +67,21 @@ class Tuned:
 
     def report(self) -> dict[str, object]:
         rows = [{**asdict(row), "check": row.check and row.check.to_dict()} for row in self.rows]
-        return {"pictures": self.images, "labelled": self.labelled, "device": self.device, "rows": rows}
+        about = {"pictures": self.images, "labelled": self.labelled, "device": self.device, "rows": rows}
+        return about | ({} if self.confirmed is None else {"confirmed": self.confirmed.to_dict()})
 
 
-def configurations(model: VisionModel, kinds: list[str], batch_size: int, calibrated: bool) -> Iterator[Choice]:
-    """Every runtime x precision x merging that makes sense for this model."""
-    for merge, kind in product((0, *merges(model)), kinds):
-        plain = Choice(kind, merge=merge, batch_size=batch_size)
+def configurations(
+    reductions: list[Reduction], kinds: list[str], batch_size: int, calibrated: bool
+) -> Iterator[Choice]:
+    """Every runtime x precision x reduction."""
+    for reduction, kind in product(reductions, kinds):
+        plain = Choice(kind, merge=reduction.merge, scale=reduction.scale, batch_size=batch_size)
         yield plain
         if RUNTIMES[kind].usable(int8=True):
             yield replace(plain, int8=True)
-            if calibrated and not merge:
+            if calibrated and reduction == Reduction():
                 yield replace(plain, int8=True, calibrated=True)
-
-
-def merges(model: VisionModel) -> list[int]:
-    """Patches per block that leave a third of them or more at the end, for models that can merge."""
-    config = model.config
-    if not model.mergeable or not isinstance(config, ViTConfig):
-        return []
-    shares = (config.grid[0] * config.grid[1] * part / config.depth for part in (0.25, 0.5, 0.8))
-    return sorted({round(share) for share in shares if round(share) >= 1})
 
 
 def tune(
@@ -97,12 +96,14 @@ def tune(
     budget: float | None = None,
     kept: Path | None = None,
     check_all: bool = False,
+    held: Images | None = None,
 ) -> Tuned:
     """`max_drop` is of the accuracy (R2, for values), or of the agreement where there are no labels.
 
     budget     seconds for all of it: what does not fit is left out, the likeliest winners come first
     kept       a file for what was measured, from which a search that was killed continues
     check_all  also the accuracy of what is slower than the winner, for a figure
+    held       images that take no part in the choice: the winner must keep its promise on them too
     """
     if not model.config.classes:
         raise ConfigError("the model has no classifier (classes=0), so no configuration has an accuracy")
@@ -110,13 +111,17 @@ def tune(
     about |= {"images": digest_of_images(images), "machine": machine(), **versions()}
     about |= {"seconds": seconds, "threads": thread_count(None), "calibrated": calibration is not None}
     about |= {"device": next(model.parameters()).device.type}
-    search = _Search(model, images, calibration, seconds, progress, Kept(kept, about, model), budget, check_all)
+    search = _Search(model, images, calibration, seconds, progress, Kept(kept, about, model), budget, check_all, held)
     size = 1 if latency else min(_BATCH, len(images))
     kinds = kinds or [name for name, row in RUNTIMES.items() if row.usable()]
-    search.measure_all(list(configurations(model, kinds, size, calibration is not None)))
+    tried = (
+        reductions(model, images, search.expected, search.late) if len(images) >= FEWEST else plain_reductions(model)
+    )
+    search.measure_all(list(configurations(tried, kinds, size, calibration is not None)))
     winner = search.refined(search.first_accurate(max_drop), latency)
     device = next(model.parameters()).device.type
-    return Tuned(search.rows, winner, images.name, images.labels is not None, device, len(images), max_drop)
+    labelled = images.labels is not None
+    return Tuned(search.rows, winner, images.name, labelled, device, len(images), max_drop, search.confirmed)
 
 
 @dataclass
@@ -131,6 +136,8 @@ class _Search:
     kept: Kept
     budget: float | None = None
     check_all: bool = False
+    held: Images | None = None
+    confirmed: Confirmed | None = None
     rows: list[Row] = field(default_factory=list)
     opened: tuple[Choice, Runtime] | None = None  # one at a time: each holds all weights
     started: float = field(default_factory=time.perf_counter)
@@ -235,9 +242,22 @@ class _Search:
             if self.late() and row.check is None and not row.choice.exact:
                 continue  # what computes the same needs no proof that it is accurate enough
             self.progress.note(f"accuracy of {row.choice.name} ...")
-            if self.checked(i).drop <= max_drop + 1e-9:
+            if self.checked(i).drop <= max_drop + 1e-9 and self.keeps_promise(row.choice, max_drop):
                 return self.rows[i]
         raise ConfigError("no runtime could run the model; `vitkit predict --runtime eager` says why")
+
+    def keeps_promise(self, choice: Choice, max_drop: float) -> bool:
+        """Also on the held-out images; what computes the same needs none."""
+        self.confirmed = None
+        if self.held is None or choice.exact:
+            return True
+        before = outputs_of(build(self.model, Choice()), self.held, self.model.config, _BATCH)
+        after = outputs_of(self.open(choice), self.held, self.model.config, choice.batch_size)
+        self.confirmed = confirm(self.model, before, after, self.held)
+        if self.confirmed is None:
+            return True
+        self.progress.note(f"{choice.name}: {self.confirmed.words()}")
+        return self.confirmed.drop <= max_drop + 1e-9
 
     def refined(self, winner: Row, latency: bool) -> Row:
         """Other batch sizes (for throughput) and numbers of threads; neither changes an answer."""
@@ -253,28 +273,6 @@ class _Search:
                 if speed > (best.speed or 0) * 1.03:  # less is noise
                     best = row
         return best
-
-
-def in_words(seconds: float) -> str:
-    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def images_per_second(runtimes: dict[str, Runtime], images: Tensor, seconds: float) -> dict[str, float]:
-    """Interleaved, so that a disturbance meets all alike; the fastest call of each, the least disturbed, counts.
-
-    On a busy machine it takes longer (up to five times): until another call was nearly as fast.
-    """
-    best = {name: [float("inf")] * 2 for name in runtimes}  # the two fastest calls, in seconds
-    for runtime in runtimes.values():
-        runtime.run(images)  # the first call allocates, and may compile
-    start, rounds, spent, limit = time.perf_counter(), 0, 0.0, seconds * len(runtimes)
-    while rounds < 3 or spent < limit or (spent < 5 * limit and any(b > 1.1 * a for a, b in best.values())):
-        for name, runtime in runtimes.items():
-            before = time.perf_counter()
-            runtime.run(images)
-            best[name] = sorted([*best[name], time.perf_counter() - before])[:2]
-        rounds, spent = rounds + 1, time.perf_counter() - start
-    return {name: len(images) / fastest for name, (fastest, _) in best.items()}
 
 
 # --- what was found, kept beside the model --------------------------------------------------------------
@@ -369,7 +367,10 @@ def stored(model: nn.Module, source: str | Path, progress: Progress = SILENT) ->
 
 def check_choice(choice: Choice) -> None:
     """ValueError for what no tuning writes."""
-    numbers = (choice.merge, choice.batch_size, 1 if choice.threads is None else choice.threads)
+    merge = MergePlan.of(choice.merge).per_block  # or an error, which is a ValueError
+    if choice.scale not in SCALES:
+        raise ValueError("no such scale")
+    numbers = (merge, choice.batch_size, 1 if choice.threads is None else choice.threads)
     if not all(type(n) is int and 0 <= n < 1 << 20 for n in numbers) or not choice.batch_size:
         raise ValueError("numbers out of range")
 

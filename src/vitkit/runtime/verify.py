@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from vitkit.data.preprocess import prepare_pixels
 from vitkit.errors import ConfigError, DataError
 from vitkit.model.base import VisionModel
 from vitkit.model.config import AnyConfig
-from vitkit.runtime.base import Calibration, Runtime, made_up
+from vitkit.runtime.base import Calibration, Runtime, grid_of, made_up
 from vitkit.runtime.eager import Eager
 from vitkit.tasks import Metric, task_of
 
@@ -152,6 +152,33 @@ def compare(model: VisionModel, runtime: Runtime, images: Images, raw: bool = Fa
     if raw and outputs.kind == "values" and outputs.mean:  # finished inside the file
         found = (found - found.new_tensor(outputs.mean)) / found.new_tensor(outputs.std)
     return compare_outputs(model, torch.cat(ours), found, images, exact)
+
+
+def compare_sizes(model: VisionModel, runtime: Runtime, check: Check) -> Check:
+    """The worst of `check` and of images of several sizes, in batches of several sizes."""
+    config = model.config
+    (h, w), (p, q) = grid_of(config), config.patch_size
+    grids = [(h + 1, w), (h, w + 3), (max(2, h // 2), w + 1), (h + 2, max(2, w // 2)), (max(2, h - 1), max(2, w - 1))]
+    found = [check]
+    for count, (rows, columns) in zip((1, 2, 5, 1, 3), grids, strict=True):
+        images = Images(made_up(config, count, (rows * p, columns * q), seed=rows))
+        found.append(compare(model, runtime, images, exact=check.exact))
+    worst = {name: max(getattr(one, name) for one in found) for name in ("difference", "spread")}
+    count, where = sum(one.images for one in found), f"{check.name}; {len(grids)} other sizes, batches of 1, 2, 3 and 5"
+    return replace(check, images=count, name=where, agreement=min(one.agreement for one in found), **worst)
+
+
+def check_top(runtime: Runtime, images: Images, model: VisionModel, raw: bool) -> None:
+    """An error when the classes that a file names are not those of its own logits."""
+    pixels, config = images.pixels[:5], model.config
+    given = pixels.permute(0, 2, 3, 1).contiguous() if raw else normalise(pixels, config.preprocessing)
+    logits, values, numbers = runtime.all_outputs(given)
+    all_of_them = task_of(model).activate(logits)
+    best = all_of_them.topk(values.shape[-1], dim=-1).values
+    far = max((best - values).abs().max(), (all_of_them.gather(-1, numbers.long()) - values).abs().max())
+    if not far < TOLERANCE:
+        words = f"the probabilities in the file differ from those of its logits by {far:.1e}; nothing was kept"
+        raise ConfigError(f"{words}. Choose another format, or leave --top out")
 
 
 def compare_outputs(model: VisionModel, ours: Tensor, theirs: Tensor, images: Images, exact: bool) -> Check:

@@ -23,7 +23,7 @@ from vitkit.checkpoints.options import ModelOptions
 from vitkit.checkpoints.tensors import WITH_LEADING_AXIS, LazyTensors, NameMap, split
 from vitkit.errors import CheckpointError
 from vitkit.model.base import Outputs
-from vitkit.model.config import ViTConfig
+from vitkit.model.config import AnyConfig, ViTConfig
 
 # What the format cannot say and results in use do not depend on, or a note tells.
 _NOT_KEPT = {"dropout", "attention_dropout", "embedding_dropout", "mlp_dropout", "stochastic_depth"}
@@ -55,7 +55,10 @@ def write(checkpoint: Checkpoint) -> Written:
         tried.append((kind.type, differs))
     kind_name, differs = min(tried or unnamed or [("", ["such parts"])], key=_distance)
     near = f" (the nearest class is {kind_name}'s)" if kind_name else ""
-    raise CheckpointError(f"Hugging Face cannot hold a model with {', '.join(differs)}{near}; use --to native")
+    raise CheckpointError(
+        f"Hugging Face cannot hold a model with {', '.join(differs)}{near}; use --to native, or "
+        "--to huggingface_code, which brings its own code"
+    )
 
 
 def _not_square(config: ViTConfig, kind: Kind) -> list[str]:
@@ -127,10 +130,10 @@ def _config_json(config: ViTConfig, outputs: Outputs, kind: Kind, with_head: boo
     if with_head and tower != kind.type:  # a classifier's config.json is that of the model with a text tower
         about = {"model_type": tower, "vision_config": about}
     about["architectures"] = [kind.classifier if with_head else kind.architecture(config)]
-    return about | _labels(config, outputs)
+    return about | labels_json(config, outputs)
 
 
-def _labels(config: ViTConfig, outputs: Outputs) -> Fields:
+def labels_json(config: AnyConfig, outputs: Outputs) -> Fields:
     if not config.classes:
         return {}
     names = outputs.names or [f"LABEL_{i}" for i in range(config.classes)]
