@@ -192,9 +192,9 @@ class ConvBlock(Part):
 
     def init_weights(self) -> None:
         """The first filters pass their channel on; the others are random."""
-        for conv in self.convs:
-            nn.init.kaiming_uniform_(conv.weight, a=5**0.5)
-            nn.init.dirac_(conv.weight[: conv.in_channels])
+        for weight in self.convs.parameters():
+            nn.init.kaiming_uniform_(weight, a=5**0.5)
+            nn.init.dirac_(weight[: weight.shape[1]])
 
 
 class WhitenedStem(Part):
