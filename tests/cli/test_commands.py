@@ -1,6 +1,7 @@
 """The command: output, JSON, and errors that say what to do next."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vitkit import __version__
-from vitkit.cli.main import app, run
+from vitkit.cli.main import app, run, sleep_while_waiting
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
@@ -85,3 +86,26 @@ def test_debug_shows_the_traceback() -> None:
     assert done.returncode != 0
     assert "Traceback" in done.stderr
     assert "ConfigError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "expected"),
+    [
+        (["train", "photos"], {}, "passive"),
+        (["predict", "m", "photo.jpg"], {}, None),  # the latency of one image is another matter
+        (["train", "photos"], {"OMP_WAIT_POLICY": "active"}, "active"),
+        (["train", "photos"], {"GOMP_SPINCOUNT": "5"}, None),
+        ([], {}, None),
+    ],
+    ids=["train", "predict", "said otherwise", "said by count", "nothing"],
+)
+def test_threads_of_a_training_step_sleep_while_they_wait(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], given: dict[str, str], expected: str | None
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # what is set stays here
+    sleep_while_waiting(words)
+    assert os.environ.get("OMP_WAIT_POLICY") == expected

@@ -111,7 +111,7 @@ class Result(Shown):
         if self.verdict:
             rows.append(("verdict", self.verdict))
         if self.bad_files:
-            rows.append(("unreadable files", f"{self.bad_files}, listed in {self.out / 'bad-files.csv'}"))
+            rows.append(("unreadable files", f"{self.bad_files}, listed in bad-files.csv of the run"))
         if self.skipped:
             rows.append(("steps left out", f"{self.skipped}: their loss was not finite"))
         return rows
