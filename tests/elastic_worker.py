@@ -1,5 +1,5 @@
 """`vitkit`, as a rank of torchrun that writes down which samples it has learned from: step, rank, ranks, samples,
-and which it has read out of shards since the step before.
+and which it has read out of shards for this step.
 
 The file SAMPLES/pace, seconds per step, slows it down, so that there is time to disturb it; FULL_DISK="rank first
 last" refuses files of more than a few bytes to one rank from one step to another.
@@ -14,10 +14,12 @@ from pathlib import Path
 
 from vitkit.cli.main import run
 from vitkit.data import Batch
+from vitkit.data.order import Order
+from vitkit.data.samples import Samples
 from vitkit.data.sources.shards import ShardSource
 from vitkit.training.loop import Loop
 
-learn, encoded, read = Loop.train_step, ShardSource.encoded, list[str]()
+learn, load, encoded, read = Loop.train_step, Samples.load, ShardSource.encoded, list[str]()
 samples = Path(os.environ["SAMPLES"])
 full_rank, first, last = (int(word) for word in os.environ.get("FULL_DISK", "-1 0 0").split())
 unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -33,9 +35,13 @@ def recorded(loop: Loop, batch: Batch, progress: float) -> float:
         line = [step, rank, loop.world.size, batch.indices.tolist(), time.time(), os.environ["MASTER_PORT"], read]
         with (samples / f"{os.getpid()}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
-    read.clear()
     time.sleep(float((samples / "pace").read_text() or 0))
     return value
+
+
+def batch_of(samples: Samples, epoch: int, order: Order) -> Batch:
+    read.clear()
+    return load(samples, epoch, order)
 
 
 def noted(source: ShardSource, index: int) -> bytes:
@@ -44,6 +50,7 @@ def noted(source: ShardSource, index: int) -> bytes:
 
 
 Loop.train_step = recorded  # type: ignore[method-assign]
+Samples.load = batch_of  # type: ignore[method-assign]
 ShardSource.encoded = noted  # type: ignore[method-assign]
 sys.argv[0] = "vitkit"
 run()

@@ -94,10 +94,10 @@ def write_images(folder: Path) -> Path:
     import numpy as np
     from PIL import Image
 
-    for name in ("cats", "dogs"):
+    for seed, name in enumerate(("cats", "dogs")):
         (folder / "train" / name).mkdir(parents=True)
         for i in range(6):
-            pixels = np.random.default_rng(i).integers(0, 255, (20, 24, 3), dtype=np.uint8)
+            pixels = np.random.default_rng([seed, i]).integers(0, 255, (20, 24, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / "train" / name / f"{i}.png")
     return folder
 

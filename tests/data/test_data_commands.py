@@ -126,3 +126,11 @@ def test_the_command_is_light() -> None:
     code = "import sys, vitkit.cli.data; print([m for m in ('torch', 'numpy', 'PIL') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_labels_joined_with_a_semicolon_are_pointed_out(tmp_path: Path, command) -> None:
+    making.write_folder(tmp_path, {"x": 4})
+    lines = [f"x/{i:03}.jpg,{label}" for i, label in enumerate(("cat;animal", "dog;animal", "cat;animal", "animal"))]
+    (tmp_path / "list.csv").write_text("\n".join(["path,labels", *lines]))
+    _, out, _ = command("data", "check", tmp_path / "list.csv")
+    assert "a label is 'cat;animal': several labels are joined with |" in out

@@ -63,6 +63,8 @@ def _print_report(report: Report) -> None:
     echo(f"formats: {_tally(report.formats)}; modes: {_tally(report.modes)}")
     if report.multi_label:
         echo("an image may have several labels")
+        if odd := next((name for name in report.classes if ";" in name or "," in name), None):
+            echo(f"a label is {opt.one_line(odd)!r}: several labels are joined with |, not with commas or semicolons")
     if report.empty_classes:
         echo(f"folders without an image: {', '.join(map(opt.one_line, report.empty_classes))}")
     empty = {name: [s for s, n in counts.items() if not n] for name, counts in report.classes.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -89,8 +90,8 @@ def inspect(
     for line in checkpoint.notes:
         echo(f"note           {line}")
     if not every:
-        cells = [(part, str(tensors), f"{count:,}") for part, tensors, count in _parts(rows)]
-        opt.print_table(("part", "tensors", "parameters"), cells)
+        parts = [(part, str(held), f"{count:,}") for part, held, count in _parts(rows)]
+        opt.print_table(("part", "tensors", "parameters"), parts)
         return echo("--all lists every tensor, --json has everything")
     cells = [(name, " x ".join(map(str, shape)), dtype, f"{count:,}") for name, shape, dtype, count in rows]
     return opt.print_table(("tensor", "shape", "dtype", "parameters"), cells)
@@ -98,22 +99,16 @@ def inspect(
 
 def _parts(tensors: list[tuple[str, list[int], str, int]]) -> list[tuple[str, int, int]]:
     """(part, tensors, parameters) of each part of a model; blocks that follow each other and are alike are one line."""
-    parts: dict[tuple[str, int | None], list[tuple[str, list[int], str, int]]] = {}
-    for name, *about in tensors:
+    parts: dict[tuple[str, int], list[tuple[str, list[int], int]]] = {}
+    for name, shape, _, count in tensors:
         found = re.match(r"(.*?)\.(\d+)\.(.*)", name)
-        key = (found[1], int(found[2])) if found else (name.partition(".")[0], None)
-        parts.setdefault(key, []).append((found[3] if found else name, *about))
-    runs: list[list[tuple[str, int | None]]] = []
-    for key, held in parts.items():
-        if runs and runs[-1][-1][0] == key[0] and parts[runs[-1][-1]] == held:
-            runs[-1].append(key)
-        else:
-            runs.append([key])
+        key = (found[1], int(found[2])) if found else (name.partition(".")[0], -1)
+        parts.setdefault(key, []).append((found[3] if found else name, shape, count))
     rows = []
-    for run in runs:
-        (name, first), (_, last) = run[0], run[-1]
-        numbers = "" if first is None else f".{first}" if first == last else f".{first} to {last}, each"
-        rows.append((name + numbers, len(parts[run[0]]), sum(count for *_, count in parts[run[0]])))
+    for (name, held), alike in groupby(parts, key=lambda key: (key[0], parts[key])):
+        numbers = [number for _, number in alike]
+        which = "" if numbers[0] < 0 else f".{numbers[0]}" + (f" to {numbers[-1]}, each" if len(numbers) > 1 else "")
+        rows.append((name + which, len(held), sum(count for *_, count in held)))
     return rows
 
 
