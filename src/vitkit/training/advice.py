@@ -20,7 +20,7 @@ from vitkit.training.baseline import Baseline
 POINTS = 4  # evaluations that a forecast needs
 FIRST = 0.25  # of the run, before which nothing is forecast
 SHAPES = ("exp 1.5", "exp 3", "exp 6", "exp 12", "power 0.5", "power 1", "log")  # of how a score approaches its end
-BAND = 1.5  # standard deviations to either side
+BAND = 1.28  # standard deviations to either side: four in five of a normal law
 FEW_IMAGES = 20_000  # photographs; fewer hardly train a ViT from scratch
 SMALL_SIDE = 48  # pixels; larger images count as photographs
 AGREED = 0.8  # of the labels must be agreed with before the others are doubted
