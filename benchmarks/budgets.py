@@ -131,18 +131,15 @@ def main() -> int:
     if args.list:
         print("\n".join(f"{n}: {' '.join(map(str, case.key))}" for n, case in chosen))
         return 0
-    path = args.save or RESULTS / "budgets.json"
-    rows: list[dict[str, Any]] = []
+    path, about = args.save or RESULTS / "budgets.json", machine()
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() and not args.quick else []
     with tempfile.TemporaryDirectory() as folder:
         for n, case in chosen:
             if not args.only or n in args.only:
-                rows.append(measure(case, Path(folder)))
-                print(rows[-1], flush=True)
-    if not args.quick:
-        before = json.loads(path.read_text())["rows"] if path.exists() else []
-        new = [[row[k] for k in ("data", "how", "minutes", "busy")] for row in rows]
-        rows = [row for row in before if [row[k] for k in ("data", "how", "minutes", "busy")] not in new] + rows
-    save("budgets", args.save, machine(), rows, args.quick)
+                row = measure(case, Path(folder))
+                print(row, flush=True)
+                rows = [*(r for r in rows if [r[k] for k in ("data", "how", "minutes", "busy")] != case.key), row]
+                save("budgets", args.save, about, rows, args.quick)
     whole = [row for row in rows if "error" not in row]
     if whole:
         print(table(whole))

@@ -103,6 +103,8 @@ def test_each_remedy_follows_from_its_numbers() -> None:
     assert first(replace(SEEN, on_the_way=way._replace(baselines=(steep,)))) == "more data"
     assert first(replace(SEEN, on_the_way=way._replace(losses=(0.05, 0.9)))) == "more data"
     assert first(replace(SEEN, init=False, images=2_640)) == "a checkpoint"
+    better = way._replace(baselines=(replace(SIMPLE, score=0.9),))
+    assert first(replace(SEEN, on_the_way=better)) == "another checkpoint"
     noisy = replace(SIMPLE, doubtful=100, checked=1000, agreed=0.9)
     assert first(replace(SEEN, on_the_way=way._replace(baselines=(noisy,)))) == "cleaner labels"
 

@@ -28,7 +28,7 @@ from vitkit.training import budget, costs, run
 from vitkit.training.budget import Chooser, Wanted, cut_features, cut_steps
 from vitkit.training.config import TrainConfig
 from vitkit.training.costs import Costs
-from vitkit.training.loop import AFTER
+from vitkit.training.loop import ending
 from vitkit.training.parts import open_init
 from vitkit.training.recipe import complete
 from vitkit.training.result import Watcher
@@ -63,9 +63,9 @@ def test_validation_takes_a_tenth_and_learning_seven(
     cut = cut_steps(wanted, costs, spent)
     least = budget.LEAST_IMAGES * costs.evaluated
     assert cut.evaluations * cut.validation * costs.evaluated <= 0.1 * seconds + least + 1e-6
-    if spent + AFTER < 0.2 * seconds:  # else starting up has taken what evaluation could have had
+    if spent + ending(spent) < 0.2 * seconds:  # else starting up has taken what evaluation could have had
         assert cut.learning >= 0.7 * seconds - 2 * least - 1e-6
-    total = spent + AFTER + cut.learning + (cut.evaluations * cut.validation + cut.test) * costs.evaluated
+    total = spent + ending(spent) + cut.learning + (cut.evaluations * cut.validation + cut.test) * costs.evaluated
     assert total == pytest.approx(seconds)
     assert cut.test == wanted.test or cut.test < wanted.test
 
@@ -90,7 +90,7 @@ def test_features_of_a_part_only_where_all_do_not_fit() -> None:
     assert cut_features(frozen, Costs(0, 0, 0.02, 1e-3), 5.0).whole
     cut = cut_features(frozen, DEAR, 5.0)
     assert not cut.whole
-    assert cut.train + cut.validation + cut.test <= 120 - 5 - AFTER
+    assert cut.train + cut.validation + cut.test <= 120 - 5 - ending(5.0)
     assert cut.train > 4 * cut.validation
 
 
@@ -273,7 +273,7 @@ def test_a_smaller_size_is_chosen_and_explained(
 ) -> None:
     monkeypatch.setattr(budget, "measured", sized)
     settings = {**short, "model": "", "changes": {}, "init": large, "steps": 0, "baseline": "no", "evaluations": 0}
-    config = TrainConfig(**settings, budget=4.0)
+    config = TrainConfig(**settings, budget=5.0)
     result = run.train(config, started=0.0)
     about = json.loads((Path(short["out"]) / "config.json").read_text())
     side = about["train"]["image_size"][0]

@@ -19,7 +19,8 @@ from vitkit.training.baseline import Baseline
 
 POINTS = 4  # evaluations that a forecast needs
 FIRST = 0.25  # of the run, before which nothing is forecast
-SHAPES = ("exp 1.5", "exp 3", "exp 6", "power 0.5", "power 1", "log")  # of how a score approaches its end
+SHAPES = ("exp 1.5", "exp 3", "exp 6", "exp 12", "power 0.5", "power 1", "log")  # of how a score approaches its end
+BAND = 1.28  # standard deviations to either side: four in five of a normal law
 FEW_IMAGES = 20_000  # photographs; fewer hardly train a ViT from scratch
 SMALL_SIDE = 48  # pixels; larger images count as photographs
 AGREED = 0.8  # of the labels must be agreed with before the others are doubted
@@ -38,31 +39,39 @@ class Forecast:
         return f"{metric.text(self.expected)} ({metric.text(self.low)} to {metric.text(self.high)})"
 
 
-def forecast(curve: Sequence[tuple[float, float]], most: float = math.inf) -> Forecast | None:
-    """From (progress, score) so far; None while it is too early to tell. `most`: no score is above it."""
-    if len(curve) < POINTS or not FIRST <= curve[-1][0] < 1:
+def forecast(curve: Sequence[tuple[float, float]], most: float = math.inf, images: int = 0) -> Forecast | None:
+    """From (progress, score) so far; None while it is too early to tell.
+
+    most    no score is above it
+    images  that a score is the share of: so much noise there is at least
+    """
+    if len(curve) < POINTS or not FIRST <= curve[-1][0] < 1 or not np.isfinite(curve).all():
         return None
-    x, y = (np.array(column, dtype=np.float64) for column in zip(*curve, strict=True))
-    if not np.isfinite(y).all():
-        return None
-    weights = np.sqrt(x / x[-1])  # the start says less about the end
-    ends, errors = [], []
-    for shape in SHAPES:
-        basis, end = (
-            np.stack([np.ones_like(x), _shape(shape, x)], axis=1),
-            np.array([1.0, _shape(shape, np.ones(1))[0]]),
-        )
-        found = np.linalg.lstsq(basis * weights[:, None], y * weights, rcond=None)[0]
-        found[1] = max(found[1], 0.0)  # it gets better, or stays
-        found[0] = np.average(y - found[1] * basis[:, 1], weights=weights**2)
-        ends.append(float(end @ found))
-        errors.append(float(np.average((basis @ found - y) ** 2, weights=weights**2)))
-    noise = max(min(errors), 1e-8)
-    trust = np.exp(-0.5 * len(x) * (np.array(errors) / noise - 1))
+    x, y = np.array(curve, dtype=np.float64).T
+    weights = (x / x[-1]) ** 2  # the start says less about the end
+    ends, errors = np.array([_fitted(shape, x, y, weights, most) for shape in SHAPES]).T
+    chance = max(0.0, y[-1] * (1 - y[-1]) / images) if images else 0.0
+    noise = max(float(errors.min()), chance, 1e-8)
+    trust = np.exp(-0.5 * len(x) * (errors - errors.min()) / noise)
     expected = float(np.average(ends, weights=trust))
-    spread = math.sqrt(float(np.average((np.array(ends) - expected) ** 2, weights=trust)))
-    half = 1.28 * math.sqrt(noise * (1 + 2 / len(x)) + spread**2) + 0.25 * max(0.0, expected - float(y[-1]))
-    return Forecast(min(expected, most), min(expected - half, most), min(expected + half, most))
+    spread = float(np.average((ends - expected) ** 2, weights=trust))
+    half = BAND * math.sqrt(noise + spread) + 0.25 * max(0.0, expected - float(y[-1]))
+    return Forecast(expected, expected - half, min(expected + half, most))
+
+
+def _fitted(shape: str, x: np.ndarray, y: np.ndarray, weights: np.ndarray, most: float) -> tuple[float, float]:
+    """The score at the end, by least squares with a rise and no more than `most`; the mean squared error."""
+    rise, end = _shape(shape, x), float(_shape(shape, np.ones(1))[0])
+    limit = 0.0 if shape.startswith("exp") else end  # where the shape ends at the latest
+    mean, mid = np.average(rise, weights=weights), np.average(y, weights=weights)
+    slope = np.average((rise - mean) * (y - mid), weights=weights) / np.average((rise - mean) ** 2, weights=weights)
+    slope = max(0.0, float(slope))  # it gets better, or stays
+    start = mid - slope * mean
+    if start + slope * limit > most:  # then it ends there
+        slope = float(np.average((rise - limit) * (y - most), weights=weights))
+        slope = max(0.0, slope / float(np.average((rise - limit) ** 2, weights=weights)))
+        start = most - slope * limit
+    return start + slope * end, float(np.average((start + slope * rise - y) ** 2, weights=weights))
 
 
 def _shape(name: str, x: np.ndarray) -> np.ndarray:
@@ -135,7 +144,7 @@ def more_time(seen: Seen) -> Remedy | None:
         return None
     before = float(np.interp(1 - _LAST, progress, scores))
     rise, score = float(scores[-1]) - before, seen.metric.text
-    if rise <= max(0.005, 2 * standard_error(seen)):
+    if rise <= max(0.005, 2 * standard_error(seen.metric, seen.score, seen.evaluated)):
         return None
     gain = rise
     if seen.losses is not None and seen.losses[0] < 0.5 * seen.losses[1]:  # mostly learned by heart
@@ -144,9 +153,10 @@ def more_time(seen: Seen) -> Remedy | None:
     return Remedy(gain, f"more time: {what}")
 
 
-def standard_error(seen: Seen) -> float:
-    share = min(1.0, max(0.0, seen.score))
-    return math.sqrt(share * (1 - share) / max(1, seen.evaluated)) if seen.metric.percent else 0.0
+def standard_error(metric: Metric, score: float, images: int) -> float:
+    """Of a score that is a share of images; 0 for others."""
+    share = min(1.0, max(0.0, score))
+    return math.sqrt(share * (1 - share) / max(1, images)) if metric.percent else 0.0
 
 
 def more_data(seen: Seen) -> Remedy | None:
@@ -154,7 +164,7 @@ def more_data(seen: Seen) -> Remedy | None:
     reasons, gain = [], 0.0
     if seen.baselines and len(curve := seen.baselines[-1].curve) > 1:
         (few, less), (many, more) = curve[-2:]
-        if more > less and less < 1:
+        if more - less > standard_error(seen.metric, more, seen.baselines[-1].evaluated) and less < 1:
             gain = seen.missing * (more - less) / (1 - less)
             scores = f"{seen.metric.text(less)} with {few:,} images and {seen.metric.text(more)} with {many:,}"
             reasons.append(f"a linear model on {seen.baselines[-1].features} reaches {scores}")
@@ -172,15 +182,17 @@ def few_images(images: int, side: int) -> str:
 
 
 def checkpoint(seen: Seen) -> Remedy | None:
-    line = few_images(seen.images, seen.side)
-    if seen.init or not line:
+    """Where images are few and none was used, or one whose model is worse than the simplest features."""
+    best = max(seen.baselines, key=lambda b: b.score, default=None)
+    worse = best is not None and best.score > seen.score
+    simple = f"a linear model on {best.features} is better ({seen.metric.text(best.score)})" if best and worse else ""
+    gain = best.score - seen.score if best and worse else 0.0
+    if seen.init:
+        return Remedy(gain, f"another checkpoint: {simple}") if worse else None
+    if not (line := few_images(seen.images, seen.side)):
         return None
-    gain = 0.5 * seen.missing * (1 - seen.images / FEW_IMAGES)
-    best = max((b.score for b in seen.baselines), default=-math.inf)
-    if best > seen.score:
-        simple = f"even a linear model on edges and colours is better ({seen.metric.text(best)})"
-        return Remedy(gain + best - seen.score, f"a checkpoint: {line}; {simple}")
-    return Remedy(gain, f"a checkpoint: {line}")
+    gain += 0.5 * seen.missing * (1 - seen.images / FEW_IMAGES)
+    return Remedy(gain, f"a checkpoint: {line}{'; ' if simple else ''}{simple}")
 
 
 def cleaner_labels(seen: Seen) -> Remedy | None:

@@ -30,7 +30,7 @@ from vitkit.model.config import AnyConfig, Size, ViTConfig
 from vitkit.tasks import Task
 from vitkit.training.config import TrainConfig
 from vitkit.training.costs import Costs, measured
-from vitkit.training.loop import AFTER, FEW, MOST
+from vitkit.training.loop import FEW, MOST, ending
 from vitkit.training.parts import EVALUATED, task_for, validation_split
 from vitkit.training.recipe import complete
 from vitkit.world import World
@@ -79,9 +79,10 @@ class Cut:
 
 def cut_steps(wanted: Wanted, costs: Costs, spent: float) -> Cut:
     """A run by steps: time for evaluation first, the rest is for learning. `spent`: seconds that are over."""
-    left = wanted.budget - spent - AFTER
+    left = wanted.budget - spent - ending(spent)
     room = max(0.06 * wanted.budget, left - LEARNING * wanted.budget)
-    validation, evaluations = _validation(wanted, costs, min(VALIDATION * wanted.budget, room))
+    half = room / 2 if wanted.test * costs.evaluated > room / 2 else room - wanted.test * costs.evaluated
+    validation, evaluations = _validation(wanted, costs, min(VALIDATION * wanted.budget, half))
     test = _affordable(wanted.test, room - validation * evaluations * costs.evaluated, costs.evaluated)
     learning = left - (validation * evaluations + test) * costs.evaluated
     batch = wanted.batch
@@ -89,7 +90,7 @@ def cut_steps(wanted: Wanted, costs: Costs, spent: float) -> Cut:
         batch //= 2
     passes = learning / costs.step(batch) * batch / max(1, wanted.train)
     least = min(LEAST_IMAGES, wanted.validation) + min(LEAST_IMAGES, wanted.test)
-    needs = spent + AFTER + LEAST_STEPS * costs.step(batch) + least * costs.evaluated
+    needs = spent + ending(spent) + LEAST_STEPS * costs.step(batch) + least * costs.evaluated
     whole = test == wanted.test and passes >= PASSES
     return Cut(wanted.train, validation, test, batch, evaluations, learning, passes, whole, needs)
 
@@ -114,7 +115,7 @@ def _affordable(count: int, seconds: float, each: float) -> int:
 
 def cut_features(wanted: Wanted, costs: Costs, spent: float) -> Cut:
     """A head on a frozen backbone: every image is seen once (or in several views), then the head learns."""
-    left = wanted.budget - spent - AFTER
+    left = wanted.budget - spent - ending(spent)
     folds = 1 if wanted.train * costs.head > HEAD * wanted.budget else FOLDS
     head = costs.head if folds == FOLDS else 1.5 * costs.head / FOLDS
     each = costs.evaluated * wanted.views + head
@@ -125,7 +126,7 @@ def cut_features(wanted: Wanted, costs: Costs, spent: float) -> Cut:
         test = _affordable(test, 1.5 * VALIDATION * wanted.budget, costs.evaluated)
         train = min(train, max(0, int((left - (validation + test) * costs.evaluated) / each)))
     least = min(LEAST_IMAGES, wanted.validation) + min(LEAST_IMAGES, wanted.test)
-    needs = spent + AFTER + min(wanted.train, 4 * LEAST_IMAGES) * each + least * costs.evaluated
+    needs = spent + ending(spent) + min(wanted.train, 4 * LEAST_IMAGES) * each + least * costs.evaluated
     passes = wanted.views * train / max(1, wanted.train)
     return Cut(train, validation, test, wanted.batch, 1, train * each, passes, needed <= left, needs, folds)
 

@@ -173,7 +173,8 @@ def state_of(loop: Loop) -> State:
     parts = loop.parts
     state: State = {name: getattr(loop, name) for name in _NUMBERS}
     state |= {"elapsed": loop.elapsed, "window": list(loop.window), "best": loop.best, "validation": loop.validation}
-    state |= {"start": loop.at_start, "learned": loop.learned, "curve": [list(point) for point in loop.curve]}
+    state |= {"start": loop.at_start, "begun": loop.begun, "learned": loop.learned}
+    state |= {"curve": [list(point) for point in loop.curve]}
     epoch, step = divmod(loop.step, len(parts.loader))  # of the next batch, also right after the last of an epoch
     state["loader"] = {**parts.loader.state_dict(), "epoch": epoch, "step": step}
     state["scaler"] = parts.scaler.state_dict()
@@ -211,7 +212,7 @@ def put_back(loop: Loop, state: State, accept_order: bool = False) -> None:
     for name in _NUMBERS:
         setattr(loop, name, state[name])
     loop.elapsed_before, loop.window = state["elapsed"], list(state["window"])
-    loop.learned = float(state.get("learned") or 0.0)  # version 0.1 had neither
+    loop.begun, loop.learned = (float(state.get(name, 0.0)) for name in ("begun", "learned"))  # 0.1 had neither
     loop.curve = [(float(progress), float(score)) for progress, score in state.get("curve", [])]
     loop.best, loop.validation, loop.at_start = state["best"], state["validation"], state.get("start", {})
     parts.loader.load_state_dict(state["loader"], accept_order)

@@ -26,7 +26,7 @@ from vitkit.storage import workplace
 from vitkit.training.advice import Curves
 from vitkit.training.baseline import LEARNED, compare
 from vitkit.training.log import Listener, Log
-from vitkit.training.loop import AFTER
+from vitkit.training.loop import ending
 from vitkit.training.parts import Parts
 from vitkit.training.result import Result, Watcher
 from vitkit.training.stopping import Stopped, stop_signals
@@ -40,7 +40,7 @@ class FrozenRun:
     def __init__(self, parts: Parts, watcher: Watcher, started: float, listener: Listener | None = None) -> None:
         self.listener = listener
         self.parts, self.watcher, self.started, self.out = parts, watcher, started, workplace(parts.config.out)
-        self.stop_asked, self.seen = False, Curves()
+        self.stop_asked, self.seen, self.begun = False, Curves(), 0.0
         self.folder = self.out / FOLDER / self.key()
 
     def run(self) -> Result:
@@ -49,6 +49,7 @@ class FrozenRun:
             if other != self.folder:  # of other weights or other data
                 shutil.rmtree(other, ignore_errors=True)
         before = time.monotonic()
+        self.begun = before - self.started
         with stop_signals(self):
             loaders = (self.parts.validation, self.parts.test)  # first: what there is no time for is left out of train
             others = [None if loader is None else self.features(loader) for loader in loaders]
@@ -96,7 +97,7 @@ class FrozenRun:
     def time_is_over(self) -> bool:
         """Whether what is left of a budget is needed for the head."""
         config = self.parts.config
-        after = AFTER + float(str(config.costs.get("head", 0.0)))
+        after = ending(self.begun) + float(str(config.costs.get("head", 0.0)))
         return bool(config.budget) and time.monotonic() - self.started > config.budget - after
 
     def key(self) -> str:

@@ -39,10 +39,15 @@ from vitkit.training.watchdog import Watchdog
 EVALUATION_SHARE = 0.1  # of the time of a run with a budget may go into validation
 EVALUATED, FEW, MOST = 0.1, 3, 20  # of the work of a run without a budget; evaluations, at least and at most
 PACED = 5  # steps that tell how fast a run is
-AFTER = 2.0  # seconds of a budget for what comes after the last evaluation
+AFTER, SLOW = 2.0, 0.25  # seconds for what comes after the last evaluation; more where starting up was slow: a share
 TELL = 2.0  # seconds; whoever watches hears something more often, when steps take long
 MISSED = 5  # so many checkpoints in a row that could not be written end the run
 BAD_STEPS = 5  # so many losses in a row that are not finite end the run
+
+
+def ending(begun: float) -> float:
+    """Seconds of a budget that are kept for figures and files; `begun`: how long starting up took on this machine."""
+    return AFTER + min(5.0, SLOW * begun)
 
 
 class Loop:
@@ -59,6 +64,7 @@ class Loop:
         self.keeper = Keeper(self.out / "checkpoints", after=after_save)
         self.step = self.skipped = self.bad_in_a_row = 0
         self.elapsed_before = 0.0  # seconds that earlier parts of this run took
+        self.begun = 0.0  # seconds until the first step: the schedule of a budget starts there
         self.learned = 0.0  # seconds of steps, reading of images included
         self.learned_here = False
         self.paced = (0, 0.0)  # steps after the first of this process, and their seconds
@@ -68,7 +74,8 @@ class Loop:
         self.recent: float | None = None  # the last training loss that was logged
         self.at_start: dict[str, float] = {}  # metrics before the first step, of what learns from images alone
         self.evaluations_done = 0
-        self.evaluation_seconds = self.expected_evaluation()  # of the last one
+        each = float(str(self.config.costs.get("evaluated image", 0.0)))
+        self.evaluation_seconds = each * self.validation_count  # of the last one; before the first, as measured
         self.evaluation_total = 0.0  # of all
         self.too_much_evaluation = self.stop_asked = False
         self.evaluation: Evaluation | None = None  # of the kept weights on the test split
@@ -91,12 +98,12 @@ class Loop:
         evaluation = self.evaluation_seconds * (1 + self.parts.test_share)
         if measured and not self.evaluation_total and self.paced[0] >= PACED:  # as much slower as steps are
             evaluation *= min(4.0, max(1.0, step / measured))
-        return min(1.0, self.elapsed / max(1.0, self.config.budget - (AFTER + step + evaluation)))
+        end = self.config.budget - (ending(self.begun) + step + evaluation)
+        return 1.0 if self.elapsed >= end else max(0.0, self.elapsed - self.begun) / max(1e-9, end - self.begun)
 
-    def expected_evaluation(self) -> float:
-        """Seconds, by what was measured before a run with a budget."""
-        count = len(self.parts.validation.source) if self.parts.validation is not None else 0
-        return float(str(self.config.costs.get("evaluated image", 0.0))) * count
+    @property
+    def validation_count(self) -> int:
+        return len(self.parts.validation.source) if self.parts.validation is not None else 0
 
     def note_pace(self, seconds: float) -> None:
         """Of a step; the first one of a process also starts those that load."""
@@ -116,6 +123,7 @@ class Loop:
         if not self.step and self.parts.task.pretrains:
             self.evaluate(log)
             self.at_start, self.evaluations_done = self.validation, 0
+        self.begun = self.begun if self.step else self.elapsed
         progress, stop = self.sync()
         with stop_signals(self):
             while progress < 1 or not self.step:  # one step at least, however short the budget
@@ -308,7 +316,7 @@ class Loop:
             self.watcher.scored(progress, score, metric.higher)
             self.stop_asked |= self.watcher.wants_stop
             self.curve.append((progress, score))
-            if metric.higher and (ahead := forecast(self.curve, most=1.0)) is not None:
+            if metric.higher and (ahead := forecast(self.curve, 1.0, self.validation_count)) is not None:
                 self.watcher.expected(ahead.text(metric))
 
     def verdict(self) -> str:
