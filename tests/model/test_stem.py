@@ -229,14 +229,14 @@ def test_more_filters_than_directions_repeat_them() -> None:
 
 
 def test_a_block_of_convolutions_in_plain_words() -> None:
-    """Convolution, max-pool, BatchNorm, GELU; convolution, BatchNorm, GELU; the third adds what it was given."""
+    """Max-pool; convolution, BatchNorm, GELU, as often as said; the third adds what it was given."""
     stem = WhitenedStem(WhitenedStemConfig((4, 6), (1, 3), 8), channels=2).double().eval()
     peers.randomize(stem)
     x = torch.nn.functional.gelu(stem.whitening(image(2, 8, 12)))
     for block in stem.blocks:
+        x = torch.nn.functional.max_pool2d(x, 2)
         for turn, (conv, norm) in enumerate(zip(block.convs, block.norms, strict=True)):
             y = torch.nn.functional.conv2d(x, conv.weight, padding=1)
-            y = torch.nn.functional.max_pool2d(y, 2) if turn == 0 else y
             mean, var, weight, bias = (
                 t[:, None, None] for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
             )

@@ -36,10 +36,9 @@ OWN = {
     "conv+8px/2": 187_018,
     "conv+28px/8": 280_426,
     "conv+32px/8": 674_826,
-    "hybrid-28px/8": 232_274,
-    "hybrid-32px/8": 523_170,
-    "hybrid-32px/8-l": 3_339_810,
-    "hybrid-96px/16": 1_564_834,
+    "hybrid-28px/8": 241_546,
+    "hybrid-32px/8": 552_010,
+    "hybrid-32px/8-l": 3_817_098,
     "vit-lite-7/4": 3_722_250,  # published: 3.72M
     "resnet-26": 15_995_176,
     "resnet-50": 25_557_032,  # as timm's resnet50 with its 53,120 BatchNorm weights, here GroupNorm's

@@ -140,7 +140,7 @@ class ConvStem(Part):
 
 
 class Whitening(Part):
-    """A frozen 2x2 convolution, `filters` with their negatives; only its bias learns.
+    """A frozen 2x2 convolution, `filters` with their negatives.
 
     `fit` makes the filters the principal components of the data's 2x2 patches, scaled to variance 1 each: what
     follows sees directions that are equally strong, and learns sooner. Before that they are the pixels themselves.
@@ -151,14 +151,12 @@ class Whitening(Part):
     def __init__(self, channels: int, filters: int) -> None:
         super().__init__()
         self.register_buffer("weight", torch.zeros(filters, channels, 2, 2))
-        self.bias = nn.Parameter(torch.zeros(filters))
 
     def forward(self, images: Tensor) -> Tensor:
-        return F.conv2d(F.pad(images, (0, 1, 0, 1), mode="replicate"), self.weight, self.bias)
+        return F.conv2d(F.pad(images, (0, 1, 0, 1), mode="replicate"), self.weight)
 
     def init_weights(self) -> None:
         self._use(torch.eye(self.weight[0].numel()))
-        nn.init.zeros_(self.bias)
 
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:
@@ -175,7 +173,7 @@ class Whitening(Part):
 
 
 class ConvBlock(Part):
-    """3x3 convolutions with BatchNorm and GELU; the first is pooled to half the map, the third and later are added."""
+    """Max-pooling to half the map, then 3x3 convolutions with BatchNorm and GELU; the third and later are residual."""
 
     def __init__(self, channels: int, width: int, count: int) -> None:
         super().__init__()
@@ -184,9 +182,9 @@ class ConvBlock(Part):
         self.norms = nn.ModuleList(BatchNorm(width) for _ in inputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(x, 2)
         for turn, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            y = conv(x)
-            y = F.gelu(norm(y if turn else F.max_pool2d(y, 2)))
+            y = F.gelu(norm(conv(x)))
             x = x + y if turn > 1 else y
         return x  # B width H/2 W/2
 

@@ -25,8 +25,8 @@ _MEAN = {"pooling": "mean", "class_token": False, "classes": 10}
 _R, _R26, _R50 = StemConfig(()), StemConfig((2, 2, 2, 2)), StemConfig((3, 4, 6, 3))
 _C8, _C28 = ConvStemConfig((32, 64), (1, 1)), ConvStemConfig((16, 32), (2, 1))
 _C32 = ConvStemConfig((64, 128), (2, 2))
-_W28, _W32 = WhitenedStemConfig((16, 48, 96), (1, 2, 1), 8), WhitenedStemConfig((32, 96, 128), (2, 2, 1))
-_W32L, _W96 = WhitenedStemConfig((64, 128, 256), (2, 2, 2)), WhitenedStemConfig((32, 64, 96, 192), (1, 1, 2, 1))
+_W28, _W32 = WhitenedStemConfig((24, 48, 96), (2, 2, 1), 8), WhitenedStemConfig((48, 96, 128), (2, 2, 1))
+_W32L = WhitenedStemConfig((96, 192, 256), (2, 2, 2))
 _R50_16 = StemConfig((3, 4, 9))  # the third stage takes the blocks of the fourth, to stop at stride 16
 
 # fmt: off
@@ -58,7 +58,6 @@ ZOO: dict[str, AnyConfig] = {
     "hybrid-28px/8":   _vit(32, 8,   96,   2,   4,   192, stem=_W28, channels=1, **_MEAN),  # enlarged to 32
     "hybrid-32px/8":   _vit(32, 8,  128,   2,   4,   256, stem=_W32, **_MEAN),
     "hybrid-32px/8-l": _vit(32, 8,  256,   4,   4,   512, stem=_W32L, **_MEAN),
-    "hybrid-96px/16":  _vit(96, 16, 192,   4,   4,   384, stem=_W96, **_MEAN),
     # the CNN that ViT is compared with
     "resnet-26":    _resnet(224, (2, 2, 2, 2)),
     "resnet-50":    _resnet(224, (3, 4, 6, 3)),
