@@ -26,6 +26,7 @@ COLUMNS = ("path", "issue", "split", "label", "suggestion", "score", "group")
 ISSUES = ("leak", "exact-duplicate", "near-duplicate", "label", "junk", "outlier", "small-class", "drift")
 _RARE = 0.05  # what more images than this share have is the nature of the set, not junk
 _OUTLIER = 5.0  # deviations (of the median kind) below the usual nearness of neighbours
+_DOUBT = 0.25  # share of labels beyond which the features are to be doubted rather than the labels
 _FEW = 5  # images of a class, in train
 _DRIFT = 0.35  # share of images that a classifier tells by their split beyond chance
 _NEIGHBOURS = 10
@@ -95,6 +96,11 @@ def _labels(index: Index, notes: list[str], progress: Progress) -> tuple[list[Is
     except DataError as e:
         notes.append(f"labels were not checked: {e}")
         return [], {}
+    if len(errors) > _DOUBT * len(index):
+        share = f"{len(errors):,} of {len(index):,} labels do not fit the features"
+        notes.append(
+            f"{share}, which more likely are too weak to tell the classes apart; index with --model CHECKPOINT"
+        )
     found = [_issue(index, e.row, "label", index.classes[e.suggestion], 1 - e.score) for e in errors]
     return found, {index.paths[e.row]: [index.paths[n] for n in e.neighbours] for e in errors}
 
