@@ -1,12 +1,13 @@
 """Planted truths: flipped labels against cleanlab, changed copies of photographs against imagehash's pHash; search
 beside faiss and usearch; what an index costs when it grows.
 
-    python benchmarks/curation.py labels
-    python benchmarks/curation.py duplicates --photos FOLDER --count 5000 --each 100
-    python benchmarks/curation.py search
-    python benchmarks/curation.py index
+    python benchmarks/curation.py                                        # all that needs no photographs
+    python benchmarks/curation.py labels --features cifar10=RUN          # one part; see `labels`
+    python benchmarks/curation.py duplicates --photos cats=FOLDER --photos clothes=FOLDER
 
-FOLDER holds photographs (.jpg, .JPEG) of any names. The map is measured by `map_frames.py`.
+A FOLDER holds photographs (.jpg, .JPEG) of any names. Each part is written to `results/curation.json` when it is done,
+with the machine, the day, the commit and the seeds; the same command goes on after a stop, and does not measure again
+what was measured at this commit on this day (`--restart` does). The map is measured by `map_frames.py`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance
 
 import vitkit
-from harness import machine
+from harness import RESULTS, machine
 from vitkit.curation.labels import confident_learning, cross_validated
 from vitkit.data.descriptor import describe
 from vitkit.io import parse_json, write_json
@@ -68,6 +72,7 @@ def plant(photos: Path, folder: Path, count: int, each: int) -> dict[str, tuple[
     """Originals as train, changed copies as test; the copy's name -> number of its original, and what was changed."""
     chance = random.Random(0)
     files = sorted(p for p in photos.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))
+    count = min(count, len(files))
     files = [files[i] for i in sorted(chance.sample(range(len(files)), count))]
     for split in ("train", "test"):
         (folder / split / "x").mkdir(parents=True)
@@ -98,7 +103,7 @@ def duplicates(photos: Path, count: int, each: int, work: Path) -> dict[str, obj
     ours = {tuple(sorted((names[a], names[b]))) for g in groups for a in g.rows for b in g.rows if a != b}
     leaked = {names[row] for g in groups if g.leaks for row in g.rows if index.splits[row] == "test"}
     found = {"vitkit": scored(ours, truth, each)}
-    about = {"photographs": count, "copies": len(truth), "seconds of CPU": seconds}
+    about = {"photographs": len(names) - len(truth), "copies": len(truth), "seed": 0, "seconds of CPU": seconds}
     about |= {"copies in groups across splits": len(leaked & set(truth)) / len(truth)}
     about["wrong pairs"] = sorted(map(list, ours - {tuple(sorted((c, f"{i:05d}"))) for c, (i, _) in truth.items()}))
     for distance in (4, 8, 12):
@@ -134,59 +139,79 @@ def scored(pairs: set[tuple[str, ...]], truth: dict[str, tuple[int, str]], each:
     return {"recall": share, "precision": precision, "wrong pairs": len(wrong), "recall by change": by_kind}
 
 
-def flips(labels: np.ndarray, share: float, kind: str) -> tuple[np.ndarray, np.ndarray]:
+SETS = {"digits": (1347, 450), "cifar10": (5000, 2000)}  # images to find flipped labels in, and to test on
+SEEDS = (0, 1, 2)  # of the flips
+
+
+def flips(labels: np.ndarray, share: float, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Labels of which a share is wrong, to any other class or to the next one, and which these are."""
-    chance, wrong = np.random.default_rng(0), labels.copy()
+    chance, wrong = np.random.default_rng(seed), labels.copy()
     flipped = chance.permutation(len(wrong))[: int(share * len(wrong))]
     step = chance.integers(1, 10, len(flipped)) if kind == "random" else 1
     wrong[flipped] = (wrong[flipped] + step) % 10
     return wrong, flipped
 
 
-def labels() -> list[dict[str, object]]:
-    """Found in the training part. Heads learn from it as it was, with flips, and cleaned; a test says how well."""
-    from cleanlab.filter import find_label_issues
+def labels(name: str, run: Path | None = None) -> list[dict[str, object]]:
+    """Found in the training part. Heads learn from it as it was, with flips, and cleaned; a test says how well.
 
+    run  makes the features, of images of the test split: it may have been trained on the others
+    """
+    trained, tested = SETS[name]
+    features, truth = described(name, trained + tested, run)
+    known, asked = slice(0, trained), slice(trained, None)
+    clean = accuracy(features[known], truth[known], features[asked], truth[asked])
     rows: list[dict[str, object]] = []
-    for name, trained, tested in (("digits", 1347, 450), ("cifar10", 5000, 2000)):
-        features, truth = described(name, trained, tested)
-        known, asked = slice(0, trained), slice(trained, None)
-        clean = accuracy(features[known], truth[known], features[asked], truth[asked])
-        for share in (0.05, 0.1, 0.2):
-            for kind in ("random", "class-dependent"):
-                wrong, flipped = flips(truth[known], share, kind)
-                probabilities = cross_validated(features[known], wrong, 10)
-                ours = confident_learning(probabilities, wrong)
-                peer = find_label_issues(wrong, probabilities, return_indices_ranked_by="self_confidence", n_jobs=1)
-                row: dict[str, object] = {
-                    "data": name,
-                    "train": trained,
-                    "test": tested,
-                    "flipped": share,
-                    "kind": kind,
-                }
-                row["same"] = ours.tolist() == peer.tolist()
-                for engine, found in (("vitkit", ours), ("cleanlab", peer)):
-                    row |= {f"{engine} precision": float(np.isin(found, flipped).mean())}
-                    row |= {f"{engine} recall": float(np.isin(flipped, found).mean())}
-                kept = np.setdiff1d(np.arange(trained), ours)
-                noisy = accuracy(features[known], wrong, features[asked], truth[asked])
-                cleaned = accuracy(features[kept], wrong[kept], features[asked], truth[asked])
-                row |= {"accuracy": clean, "with flips": noisy, "cleaned": cleaned}
-                row["recovered"] = (cleaned - noisy) / (clean - noisy) if clean > noisy else None
-                rows.append(row)
-                print(row, flush=True)
+    for share in (0.05, 0.1, 0.2):
+        for kind in ("random", "class-dependent"):
+            of_seeds = [one_flip(features, truth, trained, flips(truth[known], share, kind, seed)) for seed in SEEDS]
+            row: dict[str, object] = {
+                "train": trained,
+                "test": tested,
+                "flipped": share,
+                "kind": kind,
+                "accuracy": clean,
+            }
+            row["seeds"], row["same as cleanlab"] = list(SEEDS), all(one.pop("same") for one in of_seeds)
+            rows.append(row | {what: [one[what] for one in of_seeds] for what in of_seeds[0]})
+            lost = clean - float(np.mean(rows[-1]["with flips"]))  # type: ignore[arg-type]
+            rows[-1]["recovered"] = 1 - (clean - float(np.mean(rows[-1]["cleaned"]))) / lost  # type: ignore[arg-type]
+            print(rows[-1], flush=True)
     return rows
 
 
-def described(name: str, trained: int, tested: int) -> tuple[np.ndarray, np.ndarray]:
-    """Some images of a set as an index without a model describes them, and their labels."""
-    source = vitkit.open_data(name).split("all")
-    rows = np.random.default_rng(0).permutation(len(source))[: trained + tested]
+def one_flip(
+    features: np.ndarray, truth: np.ndarray, trained: int, flip: tuple[np.ndarray, np.ndarray]
+) -> dict[str, Any]:
+    from cleanlab.filter import find_label_issues
+
+    (wrong, flipped), known = flip, features[:trained]
+    probabilities = cross_validated(known, wrong, 10)
+    ours = confident_learning(probabilities, wrong)
+    peer = find_label_issues(wrong, probabilities, return_indices_ranked_by="self_confidence", n_jobs=1)
+    row: dict[str, Any] = {"same": ours.tolist() == peer.tolist()}
+    for engine, found in (("vitkit", ours), ("cleanlab", peer)):
+        row |= {f"{engine} precision": float(np.isin(found, flipped).mean())}
+        row |= {f"{engine} recall": float(np.isin(flipped, found).mean())}
+    kept = np.setdiff1d(np.arange(trained), ours)
+    row["with flips"] = accuracy(known, wrong, features[trained:], truth[trained:])
+    row["cleaned"] = accuracy(known[kept], wrong[kept], features[trained:], truth[trained:])
+    return row
+
+
+def described(name: str, count: int, run: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    """Some images of a set as an index describes them, by a run or without a model, and their labels."""
+    source = vitkit.open_data(name).split("all" if run is None else "test")
+    rows = np.random.default_rng(0).permutation(len(source))[:count]
     assert source.pixels is not None
     pixels = source.pixels[torch.from_numpy(rows)]
-    features = torch.nn.functional.normalize(describe(pixels.expand(-1, 3, -1, -1)), dim=1)
-    return features.numpy(), source.labels[rows]
+    if run is None:
+        features = torch.nn.functional.normalize(describe(pixels.expand(-1, 3, -1, -1)), dim=1)
+        return features.numpy(), source.labels[rows]
+    with tempfile.TemporaryDirectory() as scratch:
+        np.savez(Path(scratch) / "set.npz", images=pixels.permute(0, 2, 3, 1).numpy(), labels=source.labels[rows])
+        index = vitkit.index(Path(scratch) / "set.npz", run, out=Path(scratch) / "index")
+        return np.array(index.features), index.labels
 
 
 def accuracy(known: np.ndarray, labels: np.ndarray, asked: np.ndarray, truth: np.ndarray) -> float:
@@ -235,7 +260,14 @@ def search(count: int = 1_000_000, width: int = 384, queries: int = 16) -> dict[
         same = {
             e: float(np.mean([np.isin(a, b).mean() for a, b in zip(first, r, strict=True)])) for e, r in rows.items()
         }
-    return {"vectors": count, "width": width, "queries": queries, "engines": found, "recall@10 of vitkit's": same}
+    return {
+        "vectors": count,
+        "width": width,
+        "queries": queries,
+        "seed": 0,
+        "engines": found,
+        "recall@10 of vitkit's": same,
+    }
 
 
 def search_with(engine: str, folder: Path) -> None:
@@ -295,7 +327,7 @@ def growing(count: int = 2000) -> dict[str, object]:
             start = time.process_time()
             vitkit.index(folder, out=Path(scratch) / "index")
             took[what] = time.process_time() - start
-    return {"images": count, "seconds of CPU": took, "1% of all": took["1% more"] / took["all"]}
+    return {"images": count, "seed": 0, "seconds of CPU": took, "1% of all": took["1% more"] / took["all"]}
 
 
 def many(count: int) -> dict[str, object]:
@@ -321,38 +353,73 @@ def many_with(count: int) -> None:
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("part", choices=["labels", "duplicates", "search", "index", "search-with", "many-with"])
-    words.add_argument("--photos", type=Path)
-    words.add_argument("--name", default="", help="of the collection of photographs, for the record")
-    words.add_argument("--count", type=int, default=5000)
+    words.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: all")
+    words.add_argument(
+        "--photos", action="append", default=[], metavar="NAME=FOLDER", help="a collection; several may be given"
+    )
+    words.add_argument("--count", type=int, default=5000, help="of its photographs, at most")
     words.add_argument("--each", type=int, default=100, help="copies of each kind of change")
-    words.add_argument("--work", type=Path, help="folder for the planted set, kept; default: one that is removed")
-    words.add_argument("--engine", choices=ENGINES)
-    words.add_argument("--folder", type=Path)
-    words.add_argument("--save", type=Path, default=Path(__file__).parent / "results" / "curation.json")
+    words.add_argument("--work", type=Path, help="folder for planted sets, kept; default: one that is removed")
+    words.add_argument(
+        "--features", default="", metavar="cifar10=RUN", help="a run whose features labels are checked by"
+    )
+    words.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
+    words.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    words.add_argument("--restart", action="store_true", help="measure again what was measured at this commit today")
+    words.add_argument("--save", type=Path, default=RESULTS / "curation.json")
     given = words.parse_args()
-    if given.part == "search-with":
-        return search_with(given.engine, given.folder)
-    if given.part == "many-with":
-        return many_with(given.count)
-    parts = {
-        "labels": ("label errors", labels),
-        "duplicates": (
-            f"near duplicates {given.name}".strip(),
-            lambda: duplicates(given.photos, given.count, given.each, given.work),
-        ),
-        "search": ("search", search),
-        "index": ("index", lambda: {"growing": growing(), "memory": [many(n) for n in (50_000, 200_000)]}),
-    }
-    if given.part == "duplicates" and given.work is None:
-        scratch = tempfile.TemporaryDirectory()
-        given.work = Path(scratch.name)
-    name, run = parts[given.part]
-    found = {"measured": {**machine(), "date": time.strftime("%Y-%m-%d")}, "found": run()}
-    print(found, flush=True)
-    before = parse_json(given.save.read_text()) if given.save.exists() else {}
-    write_json(given.save, {**before, name: found})
+    if given.parts in (["search-with"], ["many-with"]):  # processes of their own
+        return search_with(given.engine, given.folder) if given.engine else many_with(given.count)
+    if unknown := [part for part in given.parts if part not in PARTS]:
+        words.error(f"there is no part {unknown[0]}; there are {', '.join(PARTS)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        given.work = given.work or Path(scratch)
+        for part in given.parts or PARTS:
+            for name, run in PARTS[part](given):
+                measured(name, run, given.save, given.restart)
     return None
+
+
+def measured(name: str, run: Callable[[], object], save: Path, restart: bool) -> None:
+    """One part, into the file with the others."""
+    about, before = machine(), parse_json(save.read_text()) if save.exists() else {}
+    there = before.get(name, {}).get("measured", {})
+    if not restart and all(there.get(key) == about[key] for key in ("commit", "date", "cpu")):
+        return print(f"{name}: measured at this commit today", flush=True)
+    found = {"measured": about, "found": run()}
+    print(name, found, flush=True)
+    before = parse_json(save.read_text()) if save.exists() else {}
+    write_json(save, {**before, name: found})
+    return None
+
+
+Parts = Iterator[tuple[str, Callable[[], object]]]
+
+
+def label_parts(given: argparse.Namespace) -> Parts:
+    runs = dict([given.features.split("=", 1)]) if given.features else {}
+    for name in SETS:
+        yield f"label errors, {name}", partial(labels, name)
+        if name in runs:
+            yield f"label errors, {name}, features of a run", partial(labels, name, Path(runs[name]))
+
+
+def duplicate_parts(given: argparse.Namespace) -> Parts:
+    for collection in given.photos:
+        name, folder = collection.split("=", 1)
+        yield f"near duplicates, {name}", partial(duplicates, Path(folder), given.count, given.each, given.work / name)
+    if not given.photos:
+        print("near duplicates are not measured: name photographs with --photos NAME=FOLDER", flush=True)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Parts]] = {
+    "labels": label_parts,
+    "duplicates": duplicate_parts,
+    "search": lambda given: iter([("search", search)]),
+    "index": lambda given: iter(
+        [("index that grows", growing), ("index, memory", lambda: [many(n) for n in (50_000, 200_000)])]
+    ),
+}
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
 """Near duplicates: what the views, the registration and the choice of candidates promise, each on its own."""
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageDraw, ImageEnhance
 from skimage import data as images
 
 from vitkit.curation import build_index, duplicates
 from vitkit.curation.alignment import agreement
 from vitkit.curation.looks import KIND, SIDE, Looks
+from vitkit.curation.verification import COPY, verified
 from vitkit.curation.views import PLACES, VIEWS, Signatures
+from vitkit.data import Source
 
 NAMES = ("astronaut", "coffee", "cat", "rocket", "camera", "coins")
 
@@ -19,13 +23,16 @@ def photograph(name: str) -> Image.Image:
     return Image.fromarray(getattr(images, name)()).convert("RGB")
 
 
-def looks_of(thumbnails: list[Image.Image], folder: Path, side: int = 256) -> Looks:
-    records = np.zeros(len(thumbnails), KIND)
+def looks_of(shown: list[Image.Image], folder: Path, side: int = 256) -> Looks:
+    """Looks at images, all of which are brought to one size."""
+    pixels = np.stack([np.asarray(image.resize((side, side), Image.Resampling.BOX)) for image in shown])
+    source = Source("shown", labels=np.zeros(len(shown), np.int64), pixels=torch.from_numpy(pixels).permute(0, 3, 1, 2))
+    records = np.zeros(len(shown), KIND)
     records["width"] = records["height"] = side
-    records["digest"] = [f"{i}".encode() for i in range(len(thumbnails))]
-    records["thumbnail"] = [np.asarray(t.resize((SIDE, SIDE), Image.Resampling.BOX)) for t in thumbnails]
+    records["digest"] = [f"{i}".encode() for i in range(len(shown))]
+    records["thumbnail"] = [np.asarray(t.resize((SIDE, SIDE), Image.Resampling.BOX)) for t in shown]
     np.save(folder / "looks.npy", records)
-    return Looks([(folder / "looks.npy", len(records))])
+    return Looks([(folder / "looks.npy", len(records))], source)
 
 
 def cut(image: Image.Image, view: int) -> Image.Image:
@@ -54,11 +61,11 @@ def test_a_turned_copy_is_registered(angle: int) -> None:
     thumbnails = [p.resize((SIDE, SIDE)) for p in map(photograph, NAMES)]
     turned = [t.rotate(angle, Image.Resampling.BICUBIC) for t in thumbnails]
     start = np.tile(np.eye(2, 3), (len(NAMES), 1, 1))
-    same = agreement(np.stack(thumbnails), np.stack(turned), start)
-    other = agreement(np.stack(thumbnails), np.stack(turned[1:] + turned[:1]), start)
+    same, _ = agreement(np.stack(thumbnails), np.stack(turned), start)
+    other, _ = agreement(np.stack(thumbnails), np.stack(turned[1:] + turned[:1]), start)
     assert same.min() > 0.6
     assert other.max() < 0.3
-    assert agreement(np.stack(thumbnails)[:0], np.stack(turned)[:0], start[:0]).shape == (0,)
+    assert agreement(np.stack(thumbnails)[:0], np.stack(turned)[:0], start[:0])[0].shape == (0,)
 
 
 def framed(image: Image.Image, share: float) -> Image.Image:
@@ -75,8 +82,66 @@ def test_the_same_frame_does_not_make_the_same_image(share: float) -> None:
     thumbnails = [framed(photograph(name), share) for name in NAMES]
     brighter = [ImageEnhance.Brightness(t).enhance(0.8) for t in thumbnails]
     start = np.tile(np.eye(2, 3), (len(NAMES), 1, 1))
-    assert agreement(np.stack(thumbnails), np.stack(thumbnails[1:] + thumbnails[:1]), start).max() < 0.45
-    assert agreement(np.stack(thumbnails), np.stack(brighter), start).min() > 0.9
+    assert agreement(np.stack(thumbnails), np.stack(thumbnails[1:] + thumbnails[:1]), start)[0].max() < 0.45
+    assert agreement(np.stack(thumbnails), np.stack(brighter), start)[0].min() > 0.9
+
+
+def changed(image: Image.Image) -> dict[str, Image.Image]:
+    """What people do to an image."""
+    w, h = image.size
+    file, pale = io.BytesIO(), ImageEnhance.Contrast(image).enhance(0.7)
+    image.save(file, "JPEG", quality=30)
+    return {
+        "encoded": Image.open(file),
+        "smaller": image.resize((w // 3, h // 3)),
+        "cropped": image.crop((w // 10, 0, w, h - h // 8)),
+        "turned": image.rotate(4, Image.Resampling.BICUBIC),
+        "brighter": ImageEnhance.Brightness(image).enhance(1.5),
+        "grey": image.convert("L"),
+        "pale": pale,
+    }
+
+
+def shirt(cloth: tuple[int, int, int], folds: int) -> Image.Image:
+    """A thing of one outline on one floor, of another cloth and with other folds."""
+    canvas = Image.new("RGB", (384, 384), (190, 170, 150))
+    draw, random = ImageDraw.Draw(canvas), np.random.default_rng(folds)
+    for x in range(0, 384, 48):  # the boards of the floor
+        draw.line((x, 0, x, 384), fill=(120, 100, 80), width=3)
+    left = [(90, 60), (20, 150), (70, 180), (95, 140), (95, 350)]
+    draw.polygon(left + [(384 - x, y) for x, y in reversed(left)], fill=cloth)
+    for x, y in random.integers(110, 270, (folds, 2)).tolist():
+        draw.line((x, y, x + 12, y + 60), fill=tuple(c + 18 for c in cloth), width=2)
+    return canvas
+
+
+def scores(images: list[Image.Image], others: list[Image.Image]) -> np.ndarray:
+    """As `near_pairs` verifies them: thumbnails first, then the images."""
+    a, b = (
+        [
+            np.stack([np.asarray(x.convert("RGB").resize((n, n), Image.Resampling.BILINEAR)) for x in y])
+            for n in (64, 128)
+        ]
+        for y in (images, others)
+    )
+    share, maps = agreement(a[0], b[0], np.tile(np.eye(2, 3), (len(images), 1, 1)))
+    return np.where(share >= duplicates._OUTLINE, verified(a[1], b[1], maps), 0)
+
+
+def test_changed_copies_are_verified_and_things_of_one_outline_are_not() -> None:
+    cloths = [(30, 40, 90), (20, 20, 20), (90, 20, 30), (60, 110, 60)]
+    shirts = [shirt(cloth, 4 + n) for n, cloth in enumerate(cloths)]
+    for image in [*map(photograph, NAMES), *shirts]:
+        copies = changed(image)
+        found = dict(zip(copies, scores([image] * len(copies), list(copies.values())).tolist(), strict=True))
+        assert min(found.values()) >= COPY, found
+    pairs = [(a, b) for a in shirts for b in shirts if a is not b]
+    outline = agreement(
+        *(np.stack([np.asarray(p[k].resize((SIDE, SIDE))) for p in pairs]) for k in (0, 1)),
+        np.tile(np.eye(2, 3), (len(pairs), 1, 1)),
+    )[0]
+    assert outline.max() >= duplicates._OUTLINE  # they do look alike
+    assert scores([a for a, _ in pairs], [b for _, b in pairs]).max() < COPY
 
 
 def test_a_weak_pair_does_not_chain_groups() -> None:
@@ -99,9 +164,9 @@ def test_few_pairs_are_registered_where_all_images_look_alike(monkeypatch: pytes
     ]
     asked: list[int] = []
 
-    def counted(first: np.ndarray, second: np.ndarray, start: np.ndarray) -> np.ndarray:
+    def counted(first: np.ndarray, second: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         asked.append(len(start))
-        return np.zeros(len(start), np.float32)
+        return np.zeros(len(start), np.float32), start
 
     monkeypatch.setattr(duplicates, "agreement", counted)
     duplicates.near_pairs(random.random((300, 8), dtype=np.float32), looks_of(noisy, tmp_path))

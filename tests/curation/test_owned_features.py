@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from data.making import photo
-from vitkit.curation import build_index, open_index, stored
+from vitkit.curation import build_index, looks, open_index, stored
 from vitkit.curation.apply import apply, write_issues
 from vitkit.curation.catalogue import open_catalogue
 from vitkit.curation.clean import Issue
 from vitkit.curation.leaks import leak_warning
 from vitkit.curation.map import build_map
+from vitkit.curation.stored import read_rows
 from vitkit.data import open_data
 from vitkit.errors import DataError
 from vitkit.io import sha256
@@ -56,19 +58,41 @@ def test_an_update_reads_the_old_rows_of_either_kind(index: Path, photos: Path) 
 
 
 def test_thumbnails_are_not_mapped(photos: Path, tmp_path: Path) -> None:
-    looks = build_index(photos, out=tmp_path / "i").looks()
-    digests, looks._last = looks["digest"], None
+    found = build_index(photos, out=tmp_path / "i").looks()
+    digests = found["digest"]
     piece = tmp_path / "i" / "looks" / "000000.npy"
     content = piece.read_bytes()
     with piece.open("r+b") as file:
         file.truncate(1000)
     with pytest.raises(DataError, match="changed while it was read"):
-        looks["digest"]
+        found["digest"]
     with pytest.raises(DataError, match="changed while it was read"):
-        looks.thumbnails(np.array([3]))
+        found.thumbnails(np.array([3]))
     piece.write_bytes(content)
-    assert (looks["digest"] == digests).all()
-    assert looks.thumbnails(np.array([3, 1, 3])).shape == (3, 64, 64, 3)
+    assert (found["digest"] == digests).all()
+    assert found.thumbnails(np.array([3, 1, 3])).shape == (3, 64, 64, 3)
+
+
+def test_of_thumbnails_only_those_asked_for_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs have rows far apart: reading whole pieces for each would read the set again and again."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for i in range(7):
+        Image.new("RGB", (20, 20), (30 * i, 0, 0)).save(folder / f"{i}.png")
+    monkeypatch.setattr(looks, "_PIECE", 2)
+    found = build_index(folder, out=tmp_path / "i").looks()
+    assert len(found.pieces) == 4
+    read: list[int] = []
+
+    def counted(path: Path, kind: np.dtype, count: int, rows: np.ndarray) -> np.ndarray:
+        read.extend(rows.tolist())
+        return read_rows(path, kind, count, rows)
+
+    monkeypatch.setattr(looks, "read_rows", counted)
+    monkeypatch.setattr(looks, "read_array", None)
+    shown = found.thumbnails(np.array([6, 1, 6, 2]))
+    assert shown[:, 5, 5, 0].tolist() == [180, 30, 180, 60]
+    assert len(read) == 4
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")

@@ -2,7 +2,8 @@
 
 Gauss-Newton steps of an affine map, coarse to fine, of images without their low frequencies and with the same contrast
 everywhere: brightness does not count, smooth skies are not alike just because they are smooth, and a frame does not
-hide what is inside. Plain things of the same outline, such as trousers on a floor, may still be taken for the same.
+hide what is inside. Plain things of the same outline, such as trousers on a floor, agree too:
+`verification` goes on from there.
 
 Shapes: B pairs, S side of a thumbnail.
 """
@@ -22,45 +23,46 @@ _ALIKE = 0.7  # correlation of a cell that shows the same
 _EARLY = 0.25  # correlation without which the next finer size is not tried
 
 
-def agreement(images: np.ndarray, others: np.ndarray, start: np.ndarray) -> np.ndarray:
+def agreement(images: np.ndarray, others: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """uint8 B S S 3 twice, B 2 3 -> B: the share of cells of `others` that are found again in `images`, 0 to 1.
 
-    start  the affine map from `others` to `images`, in coordinates from -1 to 1, to begin with
+    start  the affine map from `others` to `images`, in coordinates from -1 to 1, to begin with; the one that fits best
+           is returned beside the share, B 2 3
     """
-    a, b = (_grey(torch.from_numpy(x)) for x in (images, others))  # B 1 S S
+    a, b = (grey(torch.from_numpy(x)) for x in (images, others))  # B 1 S S
     theta, score = torch.from_numpy(start).float(), torch.ones(len(a))
     alive = torch.arange(len(a))
     for side, iterations in _STEPS:
         if not len(alive):
-            return score.numpy()
-        image, template = (_detail(F.adaptive_avg_pool2d(x[alive], side)) for x in (a, b))
-        theta[alive] = _register(image, template, theta[alive], iterations)
+            return score.numpy(), theta.numpy()
+        image, template = (detail(F.adaptive_avg_pool2d(x[alive], side)) for x in (a, b))
+        theta[alive] = register(image, template, theta[alive], iterations)
         overlap = _overlap(image, template, theta[alive])
-        keep = _correlation(*overlap) > _EARLY
+        keep = weighted_correlation(*overlap) > _EARLY
         score[alive[~keep]] = 0
         alive = alive[keep]
     if len(alive):
         score[alive] = _cells(*(x[keep] for x in overlap)) * _plausible(theta[alive])
-    return score.numpy()
+    return score.numpy(), theta.numpy()
 
 
 def correlation(images: np.ndarray, others: np.ndarray) -> np.ndarray:
     """uint8 B S S 3 twice -> B: of the grey levels as they are, without registering."""
-    a, b = (_grey(torch.from_numpy(x))[:, 0] for x in (images, others))
-    return np.asarray(_correlation(a, b, torch.ones_like(a)).numpy())
+    a, b = (grey(torch.from_numpy(x))[:, 0] for x in (images, others))
+    return np.asarray(weighted_correlation(a, b, torch.ones_like(a)).numpy())
 
 
-def _grey(images: Tensor) -> Tensor:
+def grey(images: Tensor) -> Tensor:
     return (images.float() @ torch.tensor([0.299, 0.587, 0.114]))[:, None]  # B 1 S S
 
 
-def _detail(x: Tensor) -> Tensor:
+def detail(x: Tensor) -> Tensor:
     """Less a wide average, more or less blurred, of deviation 1 around every pixel where there is more than noise."""
-    y = _blurred(x, 3) - _blurred(x, 9)
-    return y / (_blurred(y**2, 9).sqrt() + _NOISE)
+    y = blurred(x, 3) - blurred(x, 9)
+    return y / (blurred(y**2, 9).sqrt() + _NOISE)
 
 
-def _blurred(x: Tensor, width: int) -> Tensor:
+def blurred(x: Tensor, width: int) -> Tensor:
     """The mean of a square around each pixel: two products with a band of ones, much cheaper than pooling."""
     side = torch.arange(x.shape[-1])
     band = ((side[:, None] - side).abs() <= width // 2).float()
@@ -74,7 +76,7 @@ def _coordinates(side: int) -> Tensor:
     return torch.stack([ticks.repeat(side), ticks.repeat_interleave(side), torch.ones(side * side)])
 
 
-def _register(image: Tensor, template: Tensor, theta: Tensor, iterations: int) -> Tensor:
+def register(image: Tensor, template: Tensor, theta: Tensor, iterations: int) -> Tensor:
     """B 1 s s twice, B 2 3 -> the map under which the image, read at mapped places, is most like the template.
 
     Inverse compositional (Baker & Matthews 2004): the derivatives are those of the template, computed once.
@@ -86,14 +88,14 @@ def _register(image: Tensor, template: Tensor, theta: Tensor, iterations: int) -
     solver = torch.linalg.inv(normal) @ jacobian
     last = torch.tensor([[[0.0, 0.0, 1.0]]]).expand(len(theta), 1, 3)
     for _ in range(iterations):
-        read, inside = _read(image, theta)
+        read, inside = sampled(image, theta)
         difference = ((read - template)[:, 0] * inside).clamp(-2, 2)  # what is in one image only does not pull
         change = (solver @ difference.flatten(1)[..., None]).clamp(-0.1, 0.1).view(-1, 2, 3)
         theta = theta @ torch.linalg.inv(torch.cat([change + torch.eye(2, 3), last], dim=1))
     return theta
 
 
-def _read(image: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+def sampled(image: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
     """The image at mapped places, B 1 s s, and where those are inside it, B s s."""
     side = image.shape[-1]
     grid = (theta @ _coordinates(side)).mT.unflatten(1, (side, side))  # B s s 2
@@ -102,11 +104,11 @@ def _read(image: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _overlap(image: Tensor, template: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    read, inside = _read(image, theta)
+    read, inside = sampled(image, theta)
     return read[:, 0], template[:, 0], inside  # B s s each
 
 
-def _correlation(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+def weighted_correlation(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
     """B ... -> B, over the last two axes where `weight` is 1; 0 where there is nothing to compare."""
     total = weight.sum(dim=(-2, -1), keepdim=True).clamp(min=1)
     a, b = ((x - (x * weight).sum(dim=(-2, -1), keepdim=True) / total) * weight for x in (a, b))
@@ -120,14 +122,19 @@ def _cells(a: Tensor, b: Tensor, inside: Tensor) -> Tensor:
     0 where few can be compared, or most of the middle differs. The same frame around different photographs agrees in
     many cells, all of them outer.
     """
-    side = a.shape[-1] // _CELLS
-    a, b, weight = (x.unfold(1, side, side).unfold(2, side, side) for x in (a, b, inside))  # B cells cells s s
+    a, b, weight = (in_cells(x) for x in (a, b, inside))  # B cells cells s s
     spread = torch.maximum(*((x * weight).std(dim=(-2, -1), correction=0) for x in (a, b)))
     counted = (weight.mean(dim=(-2, -1)) > 0.5) & (spread > _TEXTURE)
-    alike = (_correlation(a, b, weight) > _ALIKE) & counted
+    alike = (weighted_correlation(a, b, weight) > _ALIKE) & counted
     everywhere, inner, middle = (_share(alike, counted, ring) for ring in (0, _CELLS // 4, _CELLS // 2 - 1))
     sure = (counted.sum(dim=(1, 2)) >= _CELLS) & (middle >= 0.5)
     return torch.where(sure, torch.minimum(everywhere, inner), torch.zeros_like(inner))
+
+
+def in_cells(x: Tensor) -> Tensor:
+    """B s s -> B cells cells . .: 8 x 8 parts of an image."""
+    side = x.shape[-1] // _CELLS
+    return x.unfold(1, side, side).unfold(2, side, side)
 
 
 def _share(alike: Tensor, counted: Tensor, ring: int) -> Tensor:

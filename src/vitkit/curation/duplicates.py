@@ -1,8 +1,9 @@
-"""Exact and near duplicates: candidates by features and by views of thumbnails, each pair verified cell by cell.
+"""Exact and near duplicates: candidates by features and by views of thumbnails, each pair verified.
 
-What looks alike at a glance (`views`) is registered, one image onto the other, and compared (`alignment`). Registering
-is what costs: only pairs whose signatures are alike get that far, and a few of each image, so that a set in which all
-images look alike takes no longer than others.
+What looks alike at a glance (`views`) is registered, one thumbnail onto the other, and compared (`alignment`); of what
+agrees in outline the images themselves are read and compared (`verification`). Registering is what costs: only pairs
+whose signatures are alike get that far, and a few of each image, so that a set in which all images look alike takes no
+longer than others.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import torch
 from vitkit.curation.alignment import agreement, correlation
 from vitkit.curation.looks import Looks
 from vitkit.curation.search import nearest
+from vitkit.curation.verification import COPY, SIDE, verified
 from vitkit.curation.views import PLACES, VIEWS, Signatures
 from vitkit.progress import SILENT, Progress
 
-_NEAR = 0.55  # share of cells that must agree
-_STRONG = 0.75  # share with which one pair is enough to join two groups
+_OUTLINE = 0.4  # share of cells of thumbnails that must agree
+_STRONG = 0.75  # share of cells of images with which one pair is enough to join two groups
 _ALIKE = 0.6  # cosine of signatures below which nothing is registered
 _TOP = 3  # candidates of each view, at most
 _MOST = 6  # candidates of each image, at most: the most alike
 _AT_ONCE = 256
-_TINY = 16  # pixels of the shorter side: in fewer, different things are alike once registered
+_VERIFIED_AT_ONCE = 64
+_TINY = 32  # pixels of the shorter side: in fewer, such as digits, different things are alike once registered
 _SAME = 0.99  # correlation of tiny images that show the same
 
 Candidates = tuple[np.ndarray, np.ndarray, np.ndarray]  # rows, other rows, numbers of views
@@ -35,7 +38,7 @@ Candidates = tuple[np.ndarray, np.ndarray, np.ndarray]  # rows, other rows, numb
 class Pair:
     first: int
     second: int
-    score: float  # 1: the same bytes; else the share of the image that agrees
+    score: float  # 1: the same bytes; else the share of the image whose detail agrees
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,13 @@ class Group:
 
 
 def find_duplicates(
-    features: np.ndarray, splits: list[str], looks: Looks, progress: Progress = SILENT, near: float = _NEAR
+    features: np.ndarray, splits: list[str], looks: Looks, progress: Progress = SILENT, near: float = COPY
 ) -> list[Group]:
     """Groups of two and more, those across splits first, then exact ones, then by score."""
-    exact = exact_pairs(looks["digest"])
+    digests = looks["digest"]
     found = near_pairs(features, looks, progress, near)
-    groups = grouped(exact + found, splits, looks["digest"])
+    found = [pair for pair in found if not digests[pair.first] or digests[pair.first] != digests[pair.second]]
+    groups = grouped(exact_pairs(digests) + found, splits, digests)
     return sorted(groups, key=lambda g: (not g.leaks, not g.exact, -g.score, g.rows))
 
 
@@ -66,25 +70,44 @@ def exact_pairs(digests: np.ndarray) -> list[Pair]:
     return [Pair(one, row, 1.0) for one, row in pairs if one != row]
 
 
-def near_pairs(features: np.ndarray, looks: Looks, progress: Progress = SILENT, near: float = _NEAR) -> list[Pair]:
+def near_pairs(features: np.ndarray, looks: Looks, progress: Progress = SILENT, near: float = COPY) -> list[Pair]:
     best: dict[tuple[int, int], float] = {}
     tiny, done = np.minimum(looks["width"], looks["height"]) < _TINY, 0
-    for rows, others, views in candidates(features, looks, progress):
+    for some in candidates(features, looks, progress):
+        sure = [
+            best.get((min(pair), max(pair)), 0.0) >= _STRONG
+            for pair in zip(*(x.tolist() for x in some[:2]), strict=True)
+        ]
+        rows, others, views = (x[~np.array(sure, dtype=bool)] for x in some)  # without those found the other way round
         for low in range(0, len(rows), _AT_ONCE):
-            some = slice(low, low + _AT_ONCE)
-            images = looks.thumbnails(rows[some]), looks.thumbnails(others[some])
-            small = tiny[rows[some]] | tiny[others[some]]
-            scores = np.zeros(len(small), np.float32)
-            scores[~small] = agreement(*(x[~small] for x in (*images, PLACES[views[some]])))
-            plain = correlation(*(x[small] for x in images))
-            scores[small] = np.where(plain >= _SAME, plain, 0)
-            for row, other, score in zip(rows[some].tolist(), others[some].tolist(), scores.tolist(), strict=True):
+            now = slice(low, low + _AT_ONCE)
+            scores = _scores(rows[now], others[now], PLACES[views[now]], tiny, looks)
+            for row, other, score in zip(rows[now].tolist(), others[now].tolist(), scores.tolist(), strict=True):
                 if score >= near:
                     pair = min(row, other), max(row, other)
                     best[pair] = max(best.get(pair, 0.0), score)
-            done += len(scores)
+            done += len(rows[now])
             progress.update(f"comparing pairs, {len(best):,} alike", done)
     return [Pair(*pair, min(score, 0.999)) for pair, score in sorted(best.items())]
+
+
+def _scores(rows: np.ndarray, others: np.ndarray, start: np.ndarray, tiny: np.ndarray, looks: Looks) -> np.ndarray:
+    """Of each pair, from 0 to 1."""
+    scores, small = np.zeros(len(rows), np.float32), tiny[rows] | tiny[others]
+    same = correlation(looks.thumbnails(rows[small]), looks.thumbnails(others[small]))
+    scores[small] = np.where(same >= _SAME, same, 0)
+    scores[~small] = _compared(rows[~small], others[~small], start[~small], looks)
+    return scores
+
+
+def _compared(rows: np.ndarray, others: np.ndarray, start: np.ndarray, looks: Looks) -> np.ndarray:
+    """How far images agree in detail, where their thumbnails agree in outline."""
+    outline, maps = agreement(looks.thumbnails(rows), looks.thumbnails(others), start)
+    scores, left = np.zeros_like(outline), np.flatnonzero(outline >= _OUTLINE)
+    for low in range(0, len(left), _VERIFIED_AT_ONCE):
+        some = left[low : low + _VERIFIED_AT_ONCE]
+        scores[some] = verified(looks.images(rows[some], SIDE), looks.images(others[some], SIDE), maps[some])
+    return scores
 
 
 def candidates(features: np.ndarray, looks: Looks, progress: Progress = SILENT) -> Iterator[Candidates]:

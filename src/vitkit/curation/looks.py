@@ -5,13 +5,14 @@ A piece is a file of `INDEX/looks`, put there whole: what was looked at before a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from vitkit.curation.stored import read_array
+from vitkit.curation.stored import read_array, read_rows
 from vitkit.data import Source
 from vitkit.data.decode import BadImage, decode, header, read_bytes, to_channels
 from vitkit.data.loader import in_order
@@ -40,29 +41,36 @@ KIND = np.dtype(
 class Looks:
     """Records of all images, read when they are asked for: `looks["sharpness"]`, `looks.thumbnails(rows)`."""
 
-    def __init__(self, pieces: list[tuple[Path, int]]) -> None:
+    def __init__(self, pieces: list[tuple[Path, int]], source: Source) -> None:
         self.pieces = pieces  # files and how many records they hold
-        self._last: tuple[int, np.ndarray] | None = None
-
-    def _piece(self, number: int) -> np.ndarray:
-        if self._last is None or self._last[0] != number:
-            path, count = self.pieces[number]
-            try:
-                self._last = number, read_array(path, KIND, (count,))
-            except (OSError, ValueError) as e:
-                raise DataError(f"{path} changed while it was read ({e}); run the command again") from e
-        return self._last[1]
+        self.source = source  # of the images themselves
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return np.concatenate([self._piece(number)[name] for number in range(len(self.pieces))])
+        return np.concatenate([self._read(piece)[name] for piece in range(len(self.pieces))])
 
     def thumbnails(self, rows: np.ndarray) -> np.ndarray:
-        """uint8 M SIDE SIDE 3."""
+        """uint8 M SIDE SIDE 3; of each piece only the rows that are asked for are read."""
         found = np.empty((len(rows), SIDE, SIDE, 3), dtype=np.uint8)
-        for n in np.unique(rows // _PIECE):
-            mine = rows // _PIECE == n
-            found[mine] = self._piece(int(n))["thumbnail"][rows[mine] % _PIECE]
+        for piece in np.unique(rows // _PIECE).tolist():
+            mine = rows // _PIECE == piece
+            found[mine] = self._read(piece, rows[mine] % _PIECE)["thumbnail"]
         return found
+
+    def images(self, rows: np.ndarray, side: int) -> np.ndarray:
+        """uint8 M side side 3: the images read again, larger than their thumbnails; black where one has vanished."""
+        found = np.zeros((len(rows), side, side, 3), dtype=np.uint8)
+        for place, row in enumerate(rows.tolist()):
+            with suppress(BadImage):
+                image = self.source.image(row, 3, lambda w, h: (min(w, side), min(h, side)))
+                found[place] = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
+        return found
+
+    def _read(self, piece: int, rows: np.ndarray | None = None) -> np.ndarray:
+        path, count = self.pieces[piece]
+        try:
+            return read_array(path, KIND, (count,)) if rows is None else read_rows(path, KIND, count, rows)
+        except (OSError, ValueError) as e:
+            raise DataError(f"{path} changed while it was read ({e}); run the command again") from e
 
 
 def look_at(source: Source, folder: Path, workers: int = 0, progress: Progress = SILENT) -> Looks:
@@ -77,7 +85,7 @@ def look_at(source: Source, folder: Path, workers: int = 0, progress: Progress =
                 np.save(file, np.array(records, dtype=KIND))
         progress.update("looking at every image", low + count, len(source))
         pieces.append((path, count))
-    return Looks(pieces)
+    return Looks(pieces, source)
 
 
 def _is_whole(path: Path, count: int) -> bool:

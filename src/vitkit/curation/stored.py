@@ -25,21 +25,41 @@ _BLOCK = 2**24  # bytes
 def read_array(path: Path, kind: np.dtype, shape: tuple[int, ...], digest: str | None = None) -> np.ndarray:
     """An .npy file of exactly this type, shape and SHA-256; ValueError or OSError where it is another."""
     with os.fdopen(open_regular(path), "rb") as file:
-        try:
-            if np.lib.format.read_magic(file) != (1, 0):
-                raise ValueError("another version")
-            found, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        except (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as e:
-            raise ValueError(f"{path.name} has no header that can be read") from e
-        start, count = file.tell(), int(np.prod(shape, dtype=object)) * kind.itemsize
-        if (found, dtype, fortran) != (shape, kind, False) or os.fstat(file.fileno()).st_size != start + count:
-            raise ValueError(f"{path.name} holds {dtype} {found}, not {kind} {shape}")
+        start, count = _start(file, path, kind, shape), int(np.prod(shape, dtype=object)) * kind.itemsize
         file.seek(0)
         seen = hashlib.sha256(file.read(start))
         values = _copied(file, kind, shape, seen) if count > IN_MEMORY else _read(file, kind, shape, seen)
     if digest is not None and seen.hexdigest() != digest:
         raise ValueError(f"{path.name} is not as it was written")
     return values
+
+
+def read_rows(path: Path, kind: np.dtype, count: int, rows: np.ndarray) -> np.ndarray:
+    """Some rows of an .npy file of exactly this type and length; the others are not read."""
+    values = np.empty(len(rows), kind)
+    content = values.view(np.uint8).data if len(rows) else memoryview(b"")
+    with os.fdopen(open_regular(path), "rb") as file:
+        start = _start(file, path, kind, (count,))
+        for place, row in enumerate(rows.tolist()):
+            file.seek(start + row * kind.itemsize)
+            block = content[place * kind.itemsize : (place + 1) * kind.itemsize]
+            if file.readinto(block) != len(block):  # type: ignore[attr-defined]
+                raise ValueError("it became shorter while it was read")
+    return values
+
+
+def _start(file: BinaryIO, path: Path, kind: np.dtype, shape: tuple[int, ...]) -> int:
+    """Where the values of an .npy file begin, which is of exactly this type, shape and size."""
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("another version")
+        found, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    except (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as e:
+        raise ValueError(f"{path.name} has no header that can be read") from e
+    start, count = file.tell(), int(np.prod(shape, dtype=object)) * kind.itemsize
+    if (found, dtype, fortran) != (shape, kind, False) or os.fstat(file.fileno()).st_size != start + count:
+        raise ValueError(f"{path.name} holds {dtype} {found}, not {kind} {shape}")
+    return start
 
 
 def _read(file: BinaryIO, kind: np.dtype, shape: tuple[int, ...], seen: hashlib._Hash) -> np.ndarray:
