@@ -36,12 +36,12 @@ def stage(folder: Path, count: int) -> None:
     from vitkit.model.config import ViTConfig
 
     torch.manual_seed(0)
-    config = ViTConfig(image_size=32, patch_size=8, width=192, depth=12, heads=3, mlp_width=768, classes=10)
+    config = ViTConfig(image_size=32, patch_size=8, width=96, depth=4, heads=3, mlp_width=384, classes=10)
     names = tuple(f"class {i}" for i in range(10))
     model = vitkit.create(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.1)
+            parameter.normal_(std=0.3)
     vitkit.save(model, folder / "model.safetensors", class_names=names)
     pixels = np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
     np.savez(folder / "small.npz", images=pixels, labels=np.arange(count) % 10)

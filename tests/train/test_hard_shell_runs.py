@@ -250,7 +250,7 @@ def test_an_epoch_in_the_order_of_another_version_is_refused(
     named = {"data": str(tmp_path / "shards"), "out": str(tmp_path / "sharded")}
     config = TrainConfig(**{**short, **named, "steps": 6, "batch_size": 4, "workers": 0})
     stopped(config, monkeypatch)
-    (step,) = Path(config.out, "checkpoints").glob("step-*")
+    step = max(Path(config.out, "checkpoints").glob("step-*"))  # a slow machine writes more than one
     state = torch.load(step / "state.pt", weights_only=True)
     assert state["loader"] == {"epoch": 0, "step": 3, "order": 2}
     del state["loader"]["order"]
