@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vitkit.data import BadFiles, Loader, Source, normalise, open_data, preset
-from vitkit.data.augment import mix
+from vitkit.data.augment import Augment, mix
 from vitkit.data.keys import permutation, sample_keys, uniforms
 from vitkit.data.order import epoch_order
 from vitkit.data.samples import Batch
@@ -212,3 +212,17 @@ def test_numbers_never_change() -> None:
     assert drawn.max() < 1
     assert np.abs(drawn.mean(axis=0) - 0.5).max() < 0.01
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("augment", [None, preset("light", crop="pad")], ids=["evaluation", "training"])
+def test_images_enlarged_at_once_or_batch_by_batch_are_the_same(
+    augment: Augment | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, pre = open_data("digits").split("val"), Preprocessing(size=(20, 20))
+    whole = [batch.images for batch in Loader(source, pre, 32, augment, channels=3)]
+    monkeypatch.setattr("vitkit.data.samples._PREPARED", 0)
+    late = Loader(source, pre, 32, augment, channels=3)
+    assert late.samples.pixels is not None
+    assert late.samples.pixels.shape[-1] == 8, "nothing is enlarged yet"
+    for before, batch in zip(whole, late, strict=True):
+        assert torch.equal(before, batch.images)
