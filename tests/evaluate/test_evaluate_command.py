@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 
 import vitkit
 from data.making import write_folder
@@ -49,7 +50,7 @@ def test_table_json_and_files(vitkit_evaluate, photos: Path, tmp_path: Path) -> 
     model, out = saved(tmp_path / "model.safetensors"), tmp_path / "new" / "out"
     code, text, err = vitkit_evaluate(model, photos, "--out", out)
     assert (code, err) == (0, "")
-    assert all(word in text for word in ("cats", "dogs", "precision", "recall", "top-1", "16 images"))
+    assert all(word in text for word in ("cats", "dogs", "precision", "recall", "top-1", "(95% interval ", "16 images"))
     assert "top-5" not in text, "of two classes it is always 100%"
     assert {p.name for p in out.iterdir()} >= {"evaluation.json", "confusion.png", "reliability.png"}
     code, text, _ = vitkit_evaluate(model, photos, "--json")
@@ -58,6 +59,8 @@ def test_table_json_and_files(vitkit_evaluate, photos: Path, tmp_path: Path) -> 
     assert {"top1", "top5", "loss", "ece", "per_class", "confusion", "model"} <= result.keys()
     assert (result["split"], result["samples"], result["top5"]) == ("test", 16, 1.0)
     assert result["top1"] == pytest.approx(np.trace(result["confusion"]) / 16)
+    interval = binomtest(round(16 * result["top1"]), 16).proportion_ci(0.95, method="wilson")
+    assert result["top1_interval"] == pytest.approx(list(interval), abs=1e-4)
     assert [c["class"] for c in result["per_class"]] == ["cats", "dogs"]
     assert [c["support"] for c in result["per_class"]] == [8, 8]
 

@@ -167,6 +167,25 @@ def test_features_are_computed_once_and_again_for_other_data(frozen: dict, tmp_p
     assert len(list((Path(frozen["out"]) / "features").iterdir())) == 1, "those of the other data are gone"
 
 
+class Listening(Watcher):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_nothing_is_announced_that_is_not_done(frozen: dict) -> None:
+    """Sizes of all splits, as `data check` has them; neither epochs nor an optimiser, which such a head has not."""
+    heard = Listening()
+    vitkit.train(TrainConfig(**frozen), watcher=heard)
+    splits = open_data(frozen["data"]).splits
+    named = ", ".join(f"{name} {count}" for name, count in splits.items())
+    assert heard.lines[0].startswith(f"data: {sum(splits.values())} images ({named}) of about 8x8 pixels")
+    assert not [line for line in heard.lines if line.startswith(("length:", "optimiser:"))]
+    assert any("regularization" in line for line in heard.lines)
+
+
 def test_augmented_views_are_asked_for(frozen: dict) -> None:
     vitkit.train(TrainConfig(**frozen, augment=preset("light", flip=0.0), epochs=3))
     kept = sorted(p.name for p in Path(frozen["out"]).glob("features/*/*.f32"))
