@@ -263,7 +263,9 @@ def test_the_graph_sees_late_imports_and_circles() -> None:
 # --- how large it may grow ---------------------------------------------------------------------------
 
 LIMITS = {  # they may only become lower; lines have risen with pre-training, the map, search and label errors, with
-    "lines of src": 42_500,  # storage behind URLs, the index of shards, Ray, failures of nodes, trackers, hub, sklearn
+    # storage behind URLs, the index of shards, Ray, failures of nodes, trackers, hub, sklearn, with exports of any size
+    # that bring their own code, the profile and what `tune` may reduce
+    "lines of src": 42_500,
     "times the word Any": 40,
     "lines of nine functions in ten": 20,
     "lines of the longest file": 400,
