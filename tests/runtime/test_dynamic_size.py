@@ -105,6 +105,19 @@ def test_12_sizes_and_3_batches_in_plain_onnxruntime(kind: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["timm", "relative"])
+def test_openvino_reads_it_as_it_is(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    openvino = pytest.importorskip("openvino")
+    model = model_of(**KINDS[kind])
+    export(model, "onnx", tmp_path / "m.onnx", Images(made_up(model.config, 2)), dynamic_size=True)
+    compiled = openvino.Core().compile_model(str(tmp_path / "m.onnx"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for count, (rows, columns) in enumerate(GRIDS[:5], 1):
+        images = torch.randn(count, 3, 8 * rows, 8 * columns)
+        np.testing.assert_allclose(compiled(images.numpy())[0], Eager(model).run(images).numpy(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
 def test_sizes_are_computed_once_and_not_in_every_block() -> None:
     pytest.importorskip("onnxscript")
     from vitkit.runtime.base import Spec

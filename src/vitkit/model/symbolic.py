@@ -131,5 +131,8 @@ def resize_in_graph(table: Tensor, grid: Size, weights: Weights) -> Tensor:
         torch.where(same, _equal(at, n), weights(n, at, count))
         for at, count, n in zip(ats, counts, table.shape[:2], strict=True)
     )
-    x = table.to(torch.float64).permute(2, 0, 1)  # D h w
-    return (rows @ x @ columns.mT).permute(1, 2, 0).to(table.dtype)
+    width, depth = table.shape[1:]
+    # Products of two matrices each: OpenVINO fails where one side has a batch of them and the other has not.
+    x = (rows @ table.to(torch.float64).reshape(len(table), width * depth)).reshape(-1, width, depth)  # h' w D
+    x = columns @ x.transpose(0, 1).reshape(width, -1)  # w' h'D
+    return x.reshape(columns.shape[0], -1, depth).transpose(0, 1).to(table.dtype)
