@@ -102,10 +102,10 @@ def test_tune_takes_the_fastest_that_is_right(monkeypatch: pytest.MonkeyPatch) -
     found = tune(model, Images(made_up(CONFIG, 40)), kinds=["eager", "onnx"])
     assert (found.winner.choice.runtime, found.winner.choice.int8, found.winner.choice.merge) == ("onnx", True, 0)
     assert found.winner.ratio == 3.0
-    measured = [row.choice.merge > 0 for row in found.rows if row.check is not None and row.ratio is not None]
+    measured = [bool(row.choice.merge) for row in found.rows if row.check is not None and row.ratio is not None]
     assert measured.count(False) == 1, "what is slower than the winner is not compared"
     loose = tune(model, Images(made_up(CONFIG, 40)), max_drop=0.6, kinds=["eager", "onnx"])
-    assert loose.winner.choice.merge > 0
+    assert loose.winner.choice.merge
 
 
 def test_tune_predict_and_what_makes_a_choice_invalid(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +162,4 @@ def test_nothing_lossy_is_chosen_by_a_handful_of_images(
     monkeypatch.setattr("vitkit.runtime.tune.images_per_second", speeds)
     images = Images(torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8))
     found = tune(model_of(), images, max_drop=1.0, kinds=["eager"], seconds=0.0)
-    assert (found.winner.choice.merge > 0) is lossy
+    assert bool(found.winner.choice.merge) is lossy

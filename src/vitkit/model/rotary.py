@@ -19,16 +19,14 @@ from torch import Tensor, nn
 
 from vitkit.model.config import RotaryConfig, Size, ViTConfig
 from vitkit.model.place import Place, PositionPart, Rotate
+from vitkit.model.symbolic import spaced
 
 ROPE_BASE = 100.0  # wavelengths from 2 pi to 100 * 2 pi patches: grids are short, sentences are not
 
 
 def numbered(config: RotaryConfig, grid: Size) -> list[Tensor]:
     """Rows and columns by number (or evenly from -1 to 1), scaled to the grid that they were trained on."""
-    axes = [
-        torch.linspace(-1, 1, n, dtype=torch.float64) if config.pixels else torch.arange(n).double() + config.offset
-        for n in grid
-    ]
+    axes = [spaced(n) if config.pixels else torch.arange(n).double() + config.offset for n in grid]
     return [axis * (trained / n) for axis, n, trained in zip(axes, grid, config.reference or grid, strict=True)]
 
 

@@ -24,14 +24,27 @@ def is_symbolic(grid: Size) -> bool:
     return any(isinstance(side, torch.SymInt) for side in grid)
 
 
+def spaced(n: int) -> Tensor:
+    """n numbers from -1 to 1, at equal distances."""
+    if not isinstance(n, torch.SymInt):
+        return torch.linspace(-1, 1, n, dtype=torch.float64)
+    at = torch.arange(n, dtype=torch.float64)[:, None]
+    return (2 * at / at[-1].clamp(min=1.0) - 1)[:, 0]
+
+
 def _corners(n: int, at: Tensor, m: Tensor) -> Tensor:
     """m 1: where the first and the last place stay where they are."""
-    return at * ((n - 1) / (m - 1).clamp(min=1.0))
+    return at * _ratio(n - 1, (m - 1).clamp(min=1.0))
+
+
+def _ratio(number: float, tensor: Tensor) -> Tensor:
+    """Rounded once: PyTorch takes `number / tensor` for number * (1 / tensor)."""
+    return torch.full_like(tensor, number) / tensor
 
 
 def _centres(n: int, at: Tensor, m: Tensor, extra: float = 0.0) -> Tensor:
     """m 1: where places are the centres of cells."""
-    return (at + 0.5) * (n / (m + extra)) - 0.5
+    return (at + 0.5) * _ratio(n, m + extra) - 0.5
 
 
 def _equal(places: Tensor, n: int) -> Tensor:
@@ -61,7 +74,7 @@ def _cubic_filter(x: Tensor, a: float) -> Tensor:
 
 def _antialiased(cubic: bool, n: int, at: Tensor, m: Tensor) -> Tensor:
     """Filters widen as a side shrinks."""
-    stretch = (n / m).clamp(min=1.0)
+    stretch = _ratio(n, m).clamp(min=1.0)
     x = ((torch.arange(n, dtype=torch.float64, device=at.device) - _centres(n, at, m)) / stretch).abs()
     table = _cubic_filter(x, -0.5) if cubic else (1 - x).clamp(min=0.0)
     return table / table.sum(dim=1, keepdim=True)
@@ -69,8 +82,8 @@ def _antialiased(cubic: bool, n: int, at: Tensor, m: Tensor) -> Tensor:
 
 def _zoomed(n: int, at: Tensor, m: Tensor) -> Tensor:
     """As `resizing._zoomed`: a last place that rounding puts outside is zero."""
-    place = at * ((n - 1) / (m - 1).clamp(min=1.0))
-    return _linear(lambda *_: place, n, at, m) * (place <= n - 1).to(torch.float64)
+    place = _corners(n, at, m)
+    return _linear(_corners, n, at, m) * (place <= n - 1).to(torch.float64)
 
 
 def _geometric(n: int, at: Tensor, m: Tensor) -> Tensor:
@@ -118,5 +131,8 @@ def resize_in_graph(table: Tensor, grid: Size, weights: Weights) -> Tensor:
         torch.where(same, _equal(at, n), weights(n, at, count))
         for at, count, n in zip(ats, counts, table.shape[:2], strict=True)
     )
-    x = table.to(torch.float64).permute(2, 0, 1)  # D h w
-    return (rows @ x @ columns.mT).permute(1, 2, 0).to(table.dtype)
+    width, depth = table.shape[1:]
+    # Products of two matrices each: OpenVINO fails where one side has a batch of them and the other has not.
+    x = (rows @ table.to(torch.float64).reshape(len(table), width * depth)).reshape(-1, width, depth)  # h' w D
+    x = columns @ x.transpose(0, 1).reshape(width, -1)  # w' h'D
+    return x.reshape(columns.shape[0], -1, depth).transpose(0, 1).to(table.dtype)
