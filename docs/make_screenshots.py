@@ -71,7 +71,7 @@ def shoot(browser: Any, address: str, name: str, image: Path | None, folder: Pat
     page.wait_for_selector("html[data-ready]")
     if image is not None:
         page.set_input_files("#file", image)
-        page.locator(".stage figcaption", has_text=image.name).first.wait_for()
+        page.locator(".stage figcaption", has_text=image.name).first.wait_for(state="attached")
     settle(page)
     if patch is not None:
         box = page.locator(".frame canvas").first.bounding_box()
