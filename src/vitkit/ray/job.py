@@ -27,7 +27,8 @@ from vitkit.ray.cluster import Cluster, connected, here, join_driver, reason_of,
 
 RETRIES = 5  # how often a worker that died is started again, and its work repeated
 _TRIES = ".tries"
-_SHARES = 64  # tasks for each actor: the last ones end at about the same time
+_SHARES, _FEWEST = 64, 8  # tasks for each actor, at most and at least: the last ones end at about the same time
+_PIECES = 8  # in a task, where that leaves enough of them: each costs Ray a moment
 
 Open = Callable[[], Opened]
 Numbers = dict[str, np.ndarray]
@@ -64,7 +65,8 @@ def _finished(open_model: Open, cluster: Cluster, job: Job, todo: list[int]) -> 
     for tried in job.folder.glob(f"*{_TRIES}"):  # by a command that was stopped
         tried.unlink(missing_ok=True)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    shares = min(len(todo), _SHARES * cluster.processes)
+    each = max(_FEWEST, min(_SHARES, len(todo) // (_PIECES * cluster.processes)))
+    shares = min(len(todo), each * cluster.processes)
     about = (ray.put(job.without_model()), open_model, os.getcwd(), versions(), RETRIES)
     pieces = ray.data.from_numpy(np.array_split(np.array(todo), shares))
     done = pieces.map_batches(
