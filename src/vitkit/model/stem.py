@@ -205,8 +205,9 @@ class WhitenedStem(Part):
         self.blocks = nn.Sequential(*map(ConvBlock, inputs, config.widths, config.convs))
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.gelu(self.whitening(images.contiguous(memory_format=torch.channels_last)))
-        return self.blocks(x)  # B out_channels H/stride W/stride
+        x: Tensor = F.gelu(self.whitening(images.contiguous(memory_format=torch.channels_last)))
+        x = self.blocks(x)
+        return x  # B out_channels H/stride W/stride
 
     def init_weights(self) -> None:
         for part in (self.whitening, *self.blocks):
