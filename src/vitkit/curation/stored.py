@@ -43,7 +43,7 @@ def read_rows(path: Path, kind: np.dtype, count: int, rows: np.ndarray) -> np.nd
         for place, row in enumerate(rows.tolist()):
             file.seek(start + row * kind.itemsize)
             block = content[place * kind.itemsize : (place + 1) * kind.itemsize]
-            if file.readinto(block) != len(block):  # type: ignore[attr-defined]
+            if file.readinto(block) != len(block):
                 raise ValueError("it became shorter while it was read")
     return values
 

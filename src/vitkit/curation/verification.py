@@ -42,7 +42,8 @@ def verified(images: np.ndarray, others: np.ndarray, start: np.ndarray) -> np.nd
     a, b = (torch.from_numpy(x) for x in (images, others))
     theta = torch.from_numpy(start).float()
     for side, iterations in _STEPS:
-        theta = register(*(detail(F.adaptive_avg_pool2d(grey(x), side)) for x in (a, b)), theta, iterations)
+        image, other = (detail(F.adaptive_avg_pool2d(grey(x), side)) for x in (a, b))
+        theta = register(image, other, theta, iterations)
     a, b = (x.permute(0, 3, 1, 2).float() for x in (a, b))  # B 3 S S
     a, inside = sampled(a, theta)
     clipped = [(x >= _WHITE).any(dim=1) for x in (a, b)]  # B S S
