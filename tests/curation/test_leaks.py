@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from skimage import data as images
 
 import vitkit
 from peers import randomize
@@ -54,8 +55,9 @@ def test_near_copies_count_once_an_index_was_cleaned(
     photos: Path, checkpoint: Path, tmp_path: Path, command, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with Image.open(photos / "train" / "a" / "02.png") as image:
-        image.resize((50, 40)).save(photos / "test" / "a" / "smaller.jpg", quality=85)
+    photograph = Image.fromarray(images.astronaut()).resize((256, 256))  # noise has no detail that survives shrinking
+    photograph.save(photos / "train" / "a" / "02.png")
+    photograph.resize((200, 200)).save(photos / "test" / "a" / "smaller.jpg", quality=85)
     assert "without_leaks" not in evaluated(command, checkpoint, photos)
     command("data", "clean", photos, "--out", "report")
     assert evaluated(command, checkpoint, photos)["without_leaks"]["leaked"] == 1
