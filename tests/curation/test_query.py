@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from skimage import data as images
 
 import vitkit
 from data.making import photo
@@ -96,8 +97,9 @@ def test_suggestions_of_a_model(tmp_path: Path, checkpoint: Path, photos: Path, 
 def test_results_are_tables(tmp_path: Path, photos: Path) -> None:
     """Lists of dataclasses, of which pandas makes a column for each field."""
     pandas = pytest.importorskip("pandas")
-    with Image.open(photos / "train" / "a" / "02.png") as image:
-        image.resize((50, 40)).save(photos / "test" / "a" / "smaller.jpg", quality=85)
+    photograph = Image.fromarray(images.astronaut()).resize((256, 256))
+    photograph.save(photos / "train" / "a" / "02.png")
+    photograph.resize((200, 200)).save(photos / "test" / "a" / "smaller.jpg", quality=85)
     index = build_index(photos, out=tmp_path / "i")
     (group,) = pandas.DataFrame(index.duplicates()).to_dict("records")
     assert set(group) == {"rows", "exact", "score", "leaks", "paths"}

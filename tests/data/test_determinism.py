@@ -101,7 +101,7 @@ def test_interrupted_and_resumed(source: Source, expected: list[str], stop: int,
                 state = first.state_dict()
                 if len(seen) == stop:
                     break
-    assert set(state) == {"epoch", "step"}
+    assert set(state) == {"epoch", "step", "order"}
     with loader(source, workers=0 if workers else 1) as second:
         second.load_state_dict(state)
         while len(seen) < len(expected):

@@ -18,6 +18,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "hybrid stem": ("r+ti/16", {**SMALL, "image_size": 64}),
     "small images": ("vit-8px/2", {}),
     "convolutions": ("conv+8px/2", {}),
+    "whitened": ("hybrid-28px/8", {}),
     "vit-lite": ("vit-lite-7/4", {"depth": 2}),
     "resnet": ("resnet-28px", {}),
     "mu": ("mu", {}),
@@ -34,7 +35,7 @@ def family(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 def test_every_family_is_here() -> None:
-    prefixes = {"vit-ti", "r26", "r+ti", "vit-8px", "conv", "vit-lite", "resnet", "mu"}
+    prefixes = {"vit-ti", "r26", "r+ti", "vit-8px", "conv", "hybrid", "vit-lite", "resnet", "mu"}
     others = {"vit-s", "vit-b", "vit-l/", "vit-h", "r50", "vit-28px", "vit-32px"}  # the same classes, other sizes
     assert all(any(name.startswith(p) for p in prefixes | others) for name in ZOO)
 

@@ -203,6 +203,7 @@ def test_options_of_engines_are_checked(command, stage: Path, tmp_path: Path) ->
 def test_without_ray_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name == "vitkit.ray" or name.startswith("vitkit.ray.")]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(vars(vitkit), "ray", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match=r"pip install 'vitkit\[ray\]'"):
         vitkit.ray.Predictor  # noqa: B018

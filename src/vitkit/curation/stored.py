@@ -67,7 +67,7 @@ def _read(file: BinaryIO, kind: np.dtype, shape: tuple[int, ...], seen: hashlib.
     content = values.reshape(-1).view(np.uint8).data if values.size else memoryview(b"")
     for low in range(0, len(content), _BLOCK):
         block = content[low : low + _BLOCK]
-        if file.readinto(block) != len(block):
+        if file.readinto(block) != len(block):  # type: ignore[attr-defined]
             raise ValueError("it became shorter while it was read")
         seen.update(block)
     return values

@@ -106,6 +106,7 @@ class StemConfig(Jsonable):
 class ConvStemConfig(Jsonable):
     """A few plain 3x3 convolutions with ReLU before the patches: a small ViT learns far sooner with them."""
 
+    variant: ClassVar[str] = "plain"
     widths: tuple[int, ...] = (16, 32)
     strides: tuple[int, ...] = (1, 2)
 
@@ -139,6 +140,7 @@ class WhitenedStemConfig(Jsonable):
     the channels of the whitening convolution, which is frozen.
     """
 
+    variant: ClassVar[str] = "whitened"
     widths: tuple[int, ...] = (48, 96, 128)
     convs: tuple[int, ...] = (2, 2, 1)
     filters: int = 24

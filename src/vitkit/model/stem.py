@@ -205,8 +205,8 @@ class WhitenedStem(Part):
         self.blocks = nn.Sequential(*map(ConvBlock, inputs, config.widths, config.convs))
 
     def forward(self, images: Tensor) -> Tensor:
-        x: Tensor = F.gelu(self.whitening(images.contiguous(memory_format=torch.channels_last)))
-        x = self.blocks(x)
+        white = F.gelu(self.whitening(images.contiguous(memory_format=torch.channels_last)))
+        x: Tensor = self.blocks(white)
         return x  # B out_channels H/stride W/stride
 
     def init_weights(self) -> None:
@@ -214,14 +214,16 @@ class WhitenedStem(Part):
             part.init_weights()
 
 
-STEMS: dict[str, type[ResNetStem | ResNetDStem]] = {"v2": ResNetStem, "d": ResNetDStem}
-AnyStemPart = ResNetStem | ResNetDStem | ConvStem | WhitenedStem
+STEMS: dict[str, type[ResNetStem | ResNetDStem | ConvStem | WhitenedStem]] = {
+    "v2": ResNetStem,
+    "d": ResNetDStem,
+    "plain": ConvStem,
+    "whitened": WhitenedStem,
+}
 
 
-def build_stem(config: AnyStem, channels: int) -> AnyStemPart:
-    if isinstance(config, StemConfig):
-        return STEMS[config.variant](config, channels)
-    return WhitenedStem(config, channels) if isinstance(config, WhitenedStemConfig) else ConvStem(config, channels)
+def build_stem(config: AnyStem, channels: int) -> ResNetStem | ResNetDStem | ConvStem | WhitenedStem:
+    return STEMS[config.variant](config, channels)  # type: ignore[arg-type]  # each with a configuration of its kind
 
 
 class ResNet(VisionModel):

@@ -68,7 +68,7 @@ class Baseline:
 def baselines(parts: Parts, seconds: float) -> list[Baseline]:
     """By the descriptor, and by the checkpoint's features where there is one and time; none without labels or time."""
     task, loader, validation = parts.task, parts.loader, parts.validation
-    if task.pretrains or validation is None or seconds <= 0:
+    if task.kind is None or validation is None or seconds <= 0:
         return []
     splits, seed = (loader.source, validation.source), parts.config.seed
     ways: list[tuple[str, Describe]] = [("edges and colours", _described)]
