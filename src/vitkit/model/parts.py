@@ -135,9 +135,9 @@ class ConvStemConfig(Jsonable):
 class WhitenedStemConfig(Jsonable):
     """A whitening 2x2 convolution, then blocks that halve the map: max-pooling, 3x3 convolutions, BatchNorm, GELU.
 
-    After the speed records on CIFAR-10 (Jordan 2024, airbench), with the pooling before the first convolution of a block,
-    which then costs a quarter. `widths` are the channels of each block, `convs` its convolutions, `filters` the channels
-    of the whitening convolution, which is frozen.
+    After the speed records on CIFAR-10 (Jordan 2024, airbench), with the pooling before the first convolution of a
+    block, which then costs a quarter. `widths` are the channels of each block, `convs` its convolutions, `filters` the
+    channels of the whitening convolution, which is frozen.
     """
 
     variant: ClassVar[str] = "whitened"
