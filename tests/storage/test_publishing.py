@@ -70,6 +70,31 @@ def test_a_kill_before_the_manifest_leaves_the_state_before(memory: str, monkeyp
     )
 
 
+def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size was asked for, then the writer published more."""
+    url, stat_of, answers = f"{memory}/run", remote.stat_of, []
+    with Publisher(url).claimed() as mine:
+        write(mine.folder, a="1")
+        mine.push()
+
+        def published_meanwhile(info: dict) -> remote.Stat:
+            answers.append(stat_of(info))
+            if len(answers) == 1:
+                monkeypatch.setattr(remote, "stat_of", stat_of)
+                write(mine.folder, b="2", c="3")
+                mine.push()
+                monkeypatch.setattr(remote, "stat_of", published_meanwhile)
+            return answers[-1]
+
+        monkeypatch.setattr(remote, "stat_of", published_meanwhile)
+        found = read_manifest(url)
+        assert len(answers) == 2
+    assert found is not None
+    assert set(found.files) == {"a", "b", "c"}
+
+
 def test_a_second_writer_is_refused(memory: str) -> None:
     url = f"{memory}/run"
     words = rf"{url} is in use by process {os.getpid()} on .*; wait until it ends"

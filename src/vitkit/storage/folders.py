@@ -18,7 +18,7 @@ from vitkit import io
 from vitkit.errors import NotThere, StorageError
 from vitkit.storage.address import above, is_web, join, last_name, split
 from vitkit.storage.cache import local, remember
-from vitkit.storage.remote import AT_ONCE, find, read, stat
+from vitkit.storage.remote import AT_ONCE, find, read_current, stat
 
 MANIFEST, OBJECTS = "manifest.json", "objects"
 FORMAT, VERSION = "vitkit folder", 1
@@ -122,8 +122,7 @@ def read_manifest(folder: str) -> Manifest | None:
     """What was published at a URL; None when nothing was."""
     url = join(folder, MANIFEST)
     try:
-        known = stat(url)
-        about = io.parse_json(read(url, whole=known.size))
+        about = io.parse_json(read_current(url))
         if about["format"] != FORMAT or about["version"] != VERSION:
             raise ValueError(f"{about['format']} of version {about['version']}")
         files = {str(name): _piece(str(name), piece) for name, piece in about["files"].items()}

@@ -234,6 +234,19 @@ def read(url: str, start: int | None = None, end: int | None = None, whole: int 
     return repeated(url, ask)
 
 
+def read_current(url: str) -> bytes:
+    """A small file that others may replace at any moment: its size is asked for again with each attempt."""
+
+    def ask() -> bytes:
+        files = filesystem(url)
+        size, content = stat_of(files.info(url)).size, files.cat_file(url)
+        if len(content) != size:
+            raise Short(f"{len(content)} of {size} bytes arrived")
+        return bytes(content)
+
+    return repeated(url, ask)
+
+
 def fetch(url: str, known: Stat, file: int) -> None:
     """All of a file into an open one, in ranges that are asked for at once."""
     if known.size <= RANGE:
