@@ -120,13 +120,14 @@ def test_muon_makes_updates_orthogonal() -> None:
     assert (overlap > 0.8).all()  # and keeps their directions
 
 
-def test_muon_treats_filters_as_rows_of_one_matrix_and_keeps_their_length() -> None:
+@pytest.mark.parametrize("count", [6, 12], ids=["any", "three times as many as channels, like a qkv"])
+def test_muon_treats_filters_as_rows_of_one_matrix_and_keeps_their_length(count: int) -> None:
     """Only the direction of filters matters before a norm: their length stays the root of their number."""
-    weight = nn.Parameter(torch.randn(6, 4, 3, 3))
-    before, gradient = weight.detach().clone(), torch.randn(6, 4, 3, 3)
+    weight = nn.Parameter(torch.randn(count, 4, 3, 3))
+    before, gradient = weight.detach().clone(), torch.randn(count, 4, 3, 3)
     weight.grad = gradient
     Muon([{"params": [weight]}], lr=0.1).step()
-    moved = (before * (6**0.5 / before.norm()) - weight.detach()) / 0.1
+    moved = (before * (count**0.5 / before.norm()) - weight.detach()) / 0.1
     torch.testing.assert_close(moved.flatten(1), orthogonal(gradient.flatten(1)[None])[0], atol=1e-3, rtol=1e-3)
 
 

@@ -123,7 +123,7 @@ class Muon(torch.optim.Optimizer):
 
     The Newton-Schulz steps run in bf16 on a GPU and in fp32 on a CPU, where bf16 is slow. Matrices of
     one shape are treated as one batch. The fused qkv is three maps and is treated as three. A filter bank is the
-    matrix of its flattened filters; a norm behind it makes its length meaningless, so it is kept at one.
+    matrix of its flattened filters; the norm behind it makes their length meaningless, which is kept constant.
     """
 
     def __init__(self, params: Iterable[Mapping[str, object]], lr: float, momentum: float = 0.95) -> None:
@@ -143,7 +143,8 @@ class Muon(torch.optim.Optimizer):
                 update = parameter.grad.lerp(buffer, group["momentum"])  # Nesterov
                 by_shape.setdefault(parameter.shape, []).append((parameter, update.flatten(1)))
             for shape, pairs in by_shape.items():
-                parts, filters = 3 if shape[0] == 3 * shape[1] else 1, len(shape) == 4
+                filters = len(shape) == 4
+                parts = 3 if not filters and shape[0] == 3 * shape[1] else 1
                 stack = torch.stack([u for _, u in pairs]).unflatten(1, (parts, -1)).flatten(0, 1)
                 rows, columns = stack.shape[-2:]
                 stack = orthogonal(stack) * max(1.0, rows / columns) ** 0.5

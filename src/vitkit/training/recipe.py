@@ -29,7 +29,7 @@ Choices = dict[str, object]  # for fields of the configuration that were left op
 FEW = 5_000  # images; fewer are learned by heart without dropout
 VIEWS = 8  # of every image, where a frozen backbone is to see augmented ones
 SHALLOW = 8  # blocks; fewer are fine-tuned at one learning rate
-LARGER = 0.02  # seconds of a budget for each image of 32 pixels, from which a larger model reaches more
+LARGER = 0.02  # seconds of a budget for each image of 32 pixels, from which a larger model is taken: an estimate
 SMOOTHED = 0.1  # share of the target that a new classifier spreads over all classes
 _SMALL = (  # images up to so many pixels, the model, what it is made for
     (12, "conv+8px/2", "8 pixels"),
@@ -168,10 +168,7 @@ def image_size(source: Source) -> Size:
 def choose_model(size: Size, channels: int, world: World, seconds: float = 0.0) -> tuple[str, Choices, str]:
     """A name of the zoo, changes to it, and why; `seconds` are those of a budget for each image.
 
-    Small images: convolutions before few tokens. One pass over MNIST, Muon: 98.5% at 940 img/s with
-    convolutions of stride 2 and 1 before 16 tokens, 98.6% at 720 with stride 1 and 2, 98.1% at 570 with 49 tokens,
-    97.4% at 700 with plain patches of 7 (one thread of a busy machine). CIFAR-10, 25,600 images: 42.3% at 385
-    img/s; plain patches of 4 with AdamW 35.1% at 160.
+    Small images: convolutions before few tokens; benchmarks/recipes.py compares the choice with others.
     """
     same: Choices = {"channels": channels}
     for pixels, name, why in _SMALL:
