@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import vitkit
+import vitkit.runtime.profile as profile_module
 from vitkit.errors import ConfigError
 from vitkit.figures.profile import Slice, rows
 from vitkit.model.build import outline
@@ -139,3 +140,10 @@ def test_the_command(command, tmp_path: Path) -> None:
     assert found["limits"]["gflops"] > 0
     with pytest.raises(ConfigError, match="at least 1"):
         profile(vitkit.create(CONFIG), batch=0)
+
+
+def test_blocks_of_a_stem_are_not_those_of_the_encoder() -> None:
+    words = profile_module._words
+    assert words("encoder.blocks.1.mlp.up") == ("block 1", "mlp", "up")
+    assert words("stem.blocks.1.convs.0") == ("stem block 1", "convs", "0")
+    assert words("stem.stages.1.0.conv1") == ("stage 1", "0", "conv1")

@@ -359,11 +359,12 @@ def _place(event: FunctionEvent) -> tuple[tuple[str, ...] | None, str, FunctionE
 
 
 def _words(path: str) -> tuple[str, ...]:
-    """encoder.blocks.3.mlp.up -> block 3, mlp, up"""
+    """encoder.blocks.3.mlp.up -> block 3, mlp, up; stem.blocks.0.convs.1 -> stem block 0, convs, 1"""
     names = [name for name in path.split(".") if name]
     for i, name in enumerate(names[:-1]):
         if name in ("blocks", "stages") and names[i + 1].isdecimal():
-            return (f"{name[:-1]} {names[i + 1]}", *names[i + 2 :])
+            where = "stem " if names[:i] == ["stem"] and name == "blocks" else ""
+            return (f"{where}{name[:-1]} {names[i + 1]}", *names[i + 2 :])
     return tuple(names)
 
 
