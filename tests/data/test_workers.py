@@ -118,6 +118,27 @@ def test_a_clean_end_on_signals(folder: Path, stop: signal.Signals) -> None:
     assert not alive
 
 
+LATE = """
+import time
+from vitkit.data import loader
+at_once = loader.begin
+loader.begin = lambda number: (time.sleep(2 * number), at_once(number))  # the second process is slow to start
+"""
+
+
+def test_a_process_that_starts_after_its_parent_ended_ends_too(folder: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", LATE + SCRIPT, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "batch"
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    for worker in alive:
+        worker.kill()
+    assert not alive
+
+
 def test_memory_stays_the_same_over_twenty_epochs(folder: Path) -> None:
     before = set(children())
     source = open_data(folder).split("all")

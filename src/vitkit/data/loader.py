@@ -16,13 +16,14 @@ import pickle
 import shutil
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, parent_process
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -307,8 +308,18 @@ def as_it_is(item: T) -> T:
 
 
 def begin(number: int) -> None:
-    """Ctrl-C is for the main process, which ends the others."""
+    """Ctrl-C is for the main process, which ends the others. When it is killed they end by themselves."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is not None and parent.pid is not None:
+        threading.Thread(target=end_after, args=(parent.pid,), daemon=True).start()
+
+
+def end_after(parent: int, every: float = 1.0) -> None:
+    """torch looks for the parent too, but takes whoever it has when it starts looking: perhaps already another."""
+    while os.getppid() == parent:
+        time.sleep(every)
+    os._exit(1)
 
 
 @contextmanager
