@@ -217,18 +217,19 @@ def remove_folder(path: Path, of: Path) -> None:
         _remove(path)
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove what writers of `path` left behind when they were killed; those that live hold a lock.
+def remove_leftovers(path: Path, inside: bool = False) -> None:
+    """Remove what writers of `path`, or of any file inside it, left when they were killed; those that live hold a lock.
 
     A folder that was moved out of the way and not yet replaced is put back.
     """
-    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.(part|old)")
-    with os.scandir(path.parent) as entries:
-        lefts = [Path(entry) for entry in entries if name.fullmatch(entry.name)]
-    for left in lefts:
+    folder, own = (path, ".+") if inside else (path.parent, re.escape(path.name))
+    name = re.compile(rf"\.({own})\.[0-9a-f]{{8}}\.(part|old)")
+    with os.scandir(folder) as entries:
+        lefts = [(Path(entry), folder / found[1]) for entry in entries if (found := name.fullmatch(entry.name))]
+    for left, target in lefts:
         with suppress(OSError):
-            if left.suffix == ".old" and not path.exists():
-                os.replace(left, path)
+            if left.suffix == ".old" and not target.exists():
+                os.replace(left, target)
                 continue
             handle = os.open(left, os.O_RDONLY)
             if _lock(handle, wait=False):

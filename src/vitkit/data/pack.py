@@ -29,7 +29,7 @@ from vitkit.data.source import Source
 from vitkit.data.sources import open_data
 from vitkit.data.sources.shardtable import INDEX, make_index, restamp
 from vitkit.errors import ConfigError, DataError, VitkitError
-from vitkit.io import canonical, parse_json, remove_folder, write_json, write_text
+from vitkit.io import canonical, parse_json, remove_folder, remove_leftovers, write_json, write_text
 from vitkit.locks import only_one
 from vitkit.progress import SILENT, Progress
 from vitkit.storage import is_url, join, remote, workplace
@@ -141,8 +141,10 @@ class _Work:
         self.fingerprint = hashlib.blake2b(canonical(about).encode(), digest_size=16).hexdigest()
 
     def run(self, workers: int, max_bad: str | float, progress: Progress) -> Packed:
+        remove_leftovers(self.out, inside=True)
         there = {p.name for p in self.out.iterdir()} - {f"{NOTES}.lock"}
         if (finished := self.claim(there, (self.out / PLAN).read_bytes)) is not None:
+            remove_folder(self.out / NOTES, of=self.out / PLAN)
             return finished
         write_json(self.out / PLAN, {"fingerprint": self.fingerprint, "finished": False})
         files = [self.out / piece.name for piece in self.pieces]
