@@ -97,7 +97,7 @@ def _text(about: object) -> str:
 def claim(out: Path, about: Mapping[str, object], resume: bool) -> None:
     path = out / FILE
     if not path.is_file():
-        if out.is_dir() and any(p.name != ".lock" for p in out.iterdir()):
+        if out.is_dir() and any(not p.name.startswith(".") for p in out.iterdir()):
             raise TrainError(f"{out} holds other things and no sweep; choose another folder with --out")
         return write_json(path, about)
     if not resume:
