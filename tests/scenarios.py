@@ -152,9 +152,9 @@ def state(folder: Path, outputs: tuple[str, ...]) -> Files:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Hidden files and pieces, but for the metadata of a sharded checkpoint."""
+    """Hidden files and pieces, but for locks, which nobody holds, and the metadata of a sharded checkpoint."""
     paths = [p for p in folder.rglob("*") if p.name.startswith(".") or p.name.endswith(".parts")]
-    return [str(p.relative_to(folder)) for p in paths if p.name != ".metadata"]
+    return [str(p.relative_to(folder)) for p in paths if p.name not in (".metadata", ".lock")]
 
 
 def check_state(where: str, scenario: Scenario, old: Files, new: Files, found: Files, code: int) -> None:
