@@ -89,7 +89,7 @@ SCENARIOS = {
     "data clean": Scenario("data clean new-pics --workers 0 --out cl", ("cl",)),
     "data apply": Scenario("data apply new-cl/issues.csv --to list.csv", ("list.csv",)),
     "data map": Scenario("data map new-pics.index --out map.html", ("map.html",)),
-    "study": Scenario("study dropout --data tiny.npz --steps 1 --seeds 1 --out st", ("st/dropout",)),
+    "study": Scenario("study dropout --data tiny.npz --steps 1 --seeds 1 --workers 1 --out st", ("st/dropout",)),
 }
 
 

@@ -22,7 +22,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("studies")
 
 
-@pytest.mark.parametrize("name", list(STUDIES))
+FEW = ("positions", "shift", "heads", "patch-embed")  # one of each kind of figure; the rest with the slow tests
+
+
+@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES])
 def test_a_study_writes_table_figure_and_finding(name: str, tiny: str, out: Path) -> None:
     result = run(name, tiny, out, steps=2, seeds=2)
     arms = [arm.name for arm in STUDIES[name].arms(Setting(8, 1, 4))]
@@ -69,20 +72,22 @@ def test_a_study_is_one_class_and_one_row(tiny: str, tmp_path: Path, monkeypatch
 
 def test_equal_cost_is_equal() -> None:
     """What is called equal in multiply-adds is so within a tenth, for every size of images."""
-    for side, channels in ((8, 1), (28, 1), (32, 3)):
+    for side, channels in ((8, 1), (16, 3), (28, 1), (32, 3)):
         s = Setting(side, channels, 10)
         goal = summarize(s.vit())["gmacs"]
         arms = [s.hybrid(), s.resnet(), *(a.config for a in STUDIES["depth-width"].arms(s))]
         assert all(abs(summarize(c)["gmacs"] / goal - 1) < 0.1 for c in arms), side
 
 
-@pytest.mark.parametrize("side", [8, 28, 32])
+@pytest.mark.parametrize("side", [8, 16, 28, 32])
 @pytest.mark.parametrize("name", list(STUDIES))
 def test_arms_fit_every_size_of_images(name: str, side: int) -> None:
     study = STUDIES[name]
     arms = study.arms(Setting(side, 3, 5))
     names = [arm.name for arm in arms]
     assert not study.reference or study.reference in names
+    assert set(study.compared(names)) <= set(names)
+    assert not study.slowest or study.slowest in names
     for arm in arms:
         assert not arm.rate_of or names.index(arm.rate_of) < names.index(arm.name)
         assert arm.before is None or names.index(arm.before.name) < names.index(arm.name)

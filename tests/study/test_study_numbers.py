@@ -2,10 +2,22 @@
 
 import math
 
+import numpy as np
 import pytest
 import scipy.stats
 
-from vitkit.study.numbers import Interval, compare, difference, gained, interval, points, quantile, verdict
+from vitkit.study.numbers import (
+    Interval,
+    compare,
+    difference,
+    gained,
+    interval,
+    points,
+    power,
+    quantile,
+    seeds_for,
+    verdict,
+)
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 9, 30, 101])
@@ -51,8 +63,9 @@ def test_one_seed_has_no_interval() -> None:
     [
         (0.01, 0.03, "a reaches 2.0 points more than b (95% interval +1.0 to +3.0, 3 seeds)"),
         (-0.03, -0.01, "a reaches 2.0 points fewer than b (95% interval -3.0 to -1.0, 3 seeds)"),
-        (-0.01, 0.03, "no difference seen between a and b (+1.0 points, 95% interval -1.0 to +3.0, 3 seeds)"),
-        (0.0, 0.02, "no difference seen between a and b (+1.0 points, 95% interval +0.0 to +2.0, 3 seeds)"),
+        (-0.01, 0.03, "it is open whether a or b reaches more (+1.0 points, 95% interval -1.0 to +3.0, 3 seeds)"),
+        (0.0, 0.02, "it is open whether a or b reaches more (+1.0 points, 95% interval +0.0 to +2.0, 3 seeds)"),
+        (-0.004, 0.006, "a and b are alike within a point (+0.1 points, 95% interval -0.4 to +0.6, 3 seeds)"),
     ],
 )
 def test_words_follow_the_interval(low: float, high: float, words: str) -> None:
@@ -61,13 +74,43 @@ def test_words_follow_the_interval(low: float, high: float, words: str) -> None:
 
 def test_verdicts() -> None:
     up, down, none = Interval(0.02, 0.01, 0.03, 3), Interval(-0.02, -0.03, -0.01, 3), Interval(0.0, -0.1, 0.1, 3)
+    alike = Interval(0.0, -0.004, 0.004, 3)
+    assert [verdict(alike, expected) for expected in (1, 0)] == [
+        "so what the paper saw does not show here",
+        "as in the paper",
+    ]
     assert verdict(up, 1) == "as in the paper"
     assert verdict(down, 1) == "unlike the paper"
     assert verdict(down, -1) == "as in the paper"
-    assert verdict(none, 1) == "so what the paper saw does not show here"
+    assert verdict(none, 1) == "so this says nothing about the paper"
     assert verdict(none, 0) == "which does not contradict the paper"
     assert verdict(up, 0) == "unlike the paper"
-    assert [gained(f) for f in (up, down, none)] == ["gains 2.0 points", "costs 2.0 points", "no difference seen"]
+    assert [gained(f) for f in (up, down, none, alike)] == [
+        "gains 2.0 points",
+        "costs 2.0 points",
+        "open",
+        "alike within a point",
+    ]
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10, 20])
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0, 4.0])
+def test_power_is_that_of_the_noncentral_t(seeds: int, ratio: float) -> None:
+    """An integral on a grid of 1,000 places; scipy's is exact."""
+    critical = scipy.stats.t.ppf(0.975, seeds - 1)
+    right = scipy.stats.nct.sf(critical, seeds - 1, ratio * math.sqrt(seeds))
+    assert power(ratio, 1.0, seeds) == pytest.approx(right, abs=1e-4)
+
+
+def test_seeds_see_the_effect_in_four_of_five() -> None:
+    """Simulated: normal differences of the planted size, as many seeds as were asked for."""
+    random = np.random.default_rng(0)
+    for ratio in (0.8, 1.2, 2.0):
+        seeds = seeds_for(ratio, 1.0, 3, 40)
+        seen = [not interval(random.normal(ratio, 1.0, seeds).tolist()).covers_zero for _ in range(2_000)]
+        assert 0.77 < np.mean(seen) < 0.95  # 0.8, or more where one seed less is below it
+    assert seeds_for(0.1, 1.0, 3, 20) == 20  # does not suffice, and power says so
+    assert power(0.1, 1.0, 20) < 0.1
 
 
 def test_small_differences_keep_their_digits() -> None:

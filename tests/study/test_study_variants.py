@@ -41,7 +41,7 @@ def test_equal_functions(variant: str, pooling: dict, images: Tensor) -> None:
     assert (other(images) - expected).abs().max() < TOLERANCE * expected.abs().max()
 
 
-@pytest.mark.parametrize("variant", ["torch-batch", "torch-detach"])
+@pytest.mark.parametrize("variant", ["torch-batch", "torch-keep-value"])
 def test_batch_first_false_attends_across_the_batch(variant: str, images: Tensor) -> None:
     ours, other = pair(variant, pooling="mean", class_token=False)
     assert torch.allclose(ours(images)[0], ours(images[:1])[0], atol=1e-4)
@@ -56,7 +56,7 @@ def test_a_class_token_then_never_sees_its_patches(images: Tensor) -> None:
 
 def test_detaching_changes_gradients_and_no_value(images: Tensor) -> None:
     _, plain = pair("torch-batch", pooling="mean", class_token=False)
-    _, detached = pair("torch-detach", pooling="mean", class_token=False)
+    _, detached = pair("torch-keep-value", pooling="mean", class_token=False)
     assert torch.equal(plain(images), detached(images))
     for model in (plain, detached):
         model(images).square().sum().backward()

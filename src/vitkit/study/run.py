@@ -1,18 +1,23 @@
-"""A study from its name to its result: plan, choose learning rates, train every arm with every seed, write.
+"""A study from its name to its result: how long, which learning rates, how many seeds; then every arm, and write.
 
-The plan says how many steps a budget buys here. It is made once, from a few timed steps of every arm, and kept
-beside the result: a study that is resumed after a kill keeps its plan, and so its numbers.
+Nothing of that is fixed beforehand. The length of a training is doubled until validation accuracy gains next to
+nothing; learning rates are searched until the best one has a worse neighbour on both sides; three seeds of the arms
+that the study is about show how much seeds differ, and so how many it takes to see the effect that it looks for. What
+the budget does not buy is said. Decisions are kept beside the result: a study that is resumed after a kill keeps
+them, and so its numbers.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -24,16 +29,22 @@ from vitkit.model.summary import summarize
 from vitkit.plan.estimate import timed_step
 from vitkit.progress import SILENT, Progress
 from vitkit.study import variants
-from vitkit.study.runs import Outcome, Run, finish, recall, train_config
+from vitkit.study.numbers import POWER, deviation, power, seeds_for
+from vitkit.study.runs import Outcome, Run, Trainer, train_config
+from vitkit.study.search import Tried, at_edge, chosen, next_rates
 from vitkit.study.sets import Sets, open_sets
 from vitkit.study.studies import STUDIES
 from vitkit.study.table import BATCH, Arm, Context, Result, Row, Setting, Study, Table
 from vitkit.study.write import write
 
+T = TypeVar("T")
 SEARCH = 1 / 3  # a training of the search takes this share of the steps
+SEARCHED = 8  # trainings of a search, about: three rates, the neighbours of the best, two of them again
 SEARCH_SEED = 1000  # none of the seeds that count
 LEAST_STEPS = 20
-MOST_EPOCHS = 100
+FIRST_EPOCHS, MOST_EPOCHS = 2, 100  # the shortest and the longest training that is tried
+LEAST_SEEDS, MOST_SEEDS = 3, 20
+STILL = 0.01  # what twice the length gains at a plateau, at most
 
 
 def named(name: str) -> Study:
@@ -44,126 +55,202 @@ def named(name: str) -> Study:
 
 def run(
     name: str,
-    data: str = "digits",
+    data: str = "",
     out: Path = Path("studies"),
-    budget: float = 600.0,
+    budget: float = 5400.0,
     steps: int = 0,
-    seeds: int = 3,
+    seeds: int = 0,
+    workers: int = 1,
     progress: Progress = SILENT,
 ) -> Result:
     """Everything: `out/runs` remembers each training, `out/NAME` gets table, figure and finding."""
     study = named(name)
-    if seeds < 1:
-        raise ConfigError(f"--seeds {seeds} must be at least 1; 3 give an interval")
-    sets, start = open_sets(data), time.perf_counter()
-    plan = Plan(steps, 0.0) if steps else kept_plan(out / name / "plan.json", study, sets, seeds, budget)
-    trainings = _Trainings(study, sets, plan, seeds, out / "runs", progress)
-    rows = tuple(trainings.row(arm) for arm in trainings.arms)
-    table = Table(rows, {**sets.describe(), "channels": sets.setting.channels, "classes": sets.setting.classes})
-    command = f"vitkit study {name} --data {data} --steps {plan.steps} --seeds {seeds}"
-    here, trained = round(time.perf_counter() - start, 1), round(sum(row.spent for row in rows), 1)
-    context = Context(command, plan.steps, BATCH, seeds, machine(), here, sets.describe(), trained)
-    result = Result(study, table, study.find(table), context)
+    if seeds < 0 or steps < 0 or workers < 1:
+        raise ConfigError("--seeds and --steps must be at least 1, or 0 for as many as it takes; --workers at least 1")
+    sets, start = open_sets(data or study.data), time.perf_counter()
+    asked = {"data": sets.describe(), "budget": budget, "workers": workers, "steps": steps, "seeds": seeds}
+    decisions = Decisions(out / name / "plan.json", asked)
+    with Trainer(sets, out / "runs", workers) as trainer:
+        work = _Trainings(study, sets, trainer, progress)
+        if not (steps and seeds):
+            work.cost = Cost(**decisions.take("cost", lambda: vars(measured_cost(work.arms, sets.sizes))))
+        length = decisions.take("length", lambda: work.length(budget * workers) if not steps else (steps, None))
+        work.steps, plateau = length
+        work.search()
+        count = decisions.take("seeds", lambda: seeds or work.enough_seeds(budget * workers))
+        table = work.table(count)
+    here, trained = round(time.perf_counter() - start, 1), round(sum(row.spent for row in table.rows), 1)
+    command = f"vitkit study {name} --data {sets.name} --steps {work.steps} --seeds {count}"
+    chance = power(study.effect, deviation(study.effects(table)), count) if count > 1 else None
+    about = (command, work.steps, BATCH, count, machine(), here, sets.describe(), trained, study.effect)
+    result = Result(study, table, study.find(table), Context(*about, chance, plateau))
     write(result, out / name)
     return result
 
 
 def machine() -> str:
-    threads = torch.get_num_threads()
-    cores = f"{threads} {torch.backends.cpu.get_cpu_capability()} core{'s' if threads != 1 else ''}"
-    return f"{cores}, torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}"
+    cpu = torch.backends.cpu.get_cpu_capability()
+    return f"one {cpu} core for each training, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+class Decisions:
+    """What was decided for a study, in a file; with other options everything is decided again."""
+
+    def __init__(self, path: Path, asked: dict[str, object]) -> None:
+        self.path, self.kept = path, dict[str, object](asked=asked)
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            known = read_json(path)
+            if known["asked"] == asked:
+                self.kept = known
+
+    def take(self, what: str, decide: Callable[[], T]) -> T:
+        if what not in self.kept:
+            self.kept[what] = decide()
+            write_json(self.path, self.kept, indent=1)
+        return self.kept[what]  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one core: of a step of all arms, with one seed and in a search; of evaluating one seed of all arms."""
+
+    seed: float
+    search: float
+    evaluation: float
+
+    def steps(self, budget: float, seeds: int) -> int:
+        return max(0, int((budget - seeds * self.evaluation) / (seeds * self.seed + self.search)))
+
+    def seeds(self, budget: float, steps: int) -> int:
+        return max(0, int((budget - steps * self.search) / (steps * self.seed + self.evaluation)))
 
 
 class _Trainings:
     """All trainings of a study, each remembered when it is finished."""
 
-    def __init__(self, study: Study, sets: Sets, plan: Plan, seeds: int, folder: Path, progress: Progress) -> None:
-        self.study, self.sets, self.steps, self.seeds = study, sets, plan.steps, seeds
-        self.folder, self.progress = folder, progress
+    def __init__(self, study: Study, sets: Sets, trainer: Trainer, progress: Progress) -> None:
+        self.study, self.sets, self.trainer, self.progress = study, sets, trainer, progress
         self.arms = study.arms(sets.setting)
+        self.cost = Cost(0.0, 0.0, 0.0)
+        self.steps = 0
         self.rates: dict[str, float] = {}  # by arm
-        self.done, self.total, self.start = 0, count_trainings(self.arms, seeds), time.monotonic()
-        minutes = f", about {plan.seconds / 60:.1f} minutes" if plan.seconds else ""
-        progress.note(f"{study.name}: {self.total} trainings of up to {plan.steps:,} steps{minutes}")
+        self.searched: dict[str, list[Outcome]] = defaultdict(list)
+        self.done, self.start = 0, time.monotonic()
 
-    def row(self, arm: Arm) -> Row:
-        searched, counted = self._search(arm), summarize(arm.config)
-        lr = self.rates[arm.name]
-        runs = [self._run(arm, lr, seed) for seed in range(self.seeds)]
-        outcomes = [self._finish(one, f"{arm.name}, seed {one.seed}") for one in runs]
+    def length(self, budget: float) -> tuple[int, bool]:
+        """Steps, and whether twice as many gain next to nothing for the arm that needs most."""
+        epoch = len(self.sets.train) / BATCH
+        # a fifth is for finding the length itself
+        most = min(self.cost.steps(0.8 * budget, LEAST_SEEDS), round(MOST_EPOCHS * epoch))
+        if most < LEAST_STEPS:
+            least = LEAST_SEEDS * self.cost.evaluation + LEAST_STEPS * (LEAST_SEEDS * self.cost.seed + self.cost.search)
+            minutes = int(least / self.trainer.workers / 60) + 1
+            raise ConfigError(f"{self.study.name} needs at least {minutes} minutes here; give --budget {minutes}m")
+        slowest = next(arm for arm in self.arms if arm.name == (self.study.slowest or self.arms[0].name))
+        steps, before = max(LEAST_STEPS, min(most, round(FIRST_EPOCHS * epoch))), 0.0
+        while steps <= most:
+            found = self._length_tried(slowest, steps)
+            if before and found - before < STILL:
+                return steps // 2, True
+            steps, before = 2 * steps, found
+        self.progress.note(f"the budget buys {most:,} steps for each training, before a plateau was seen")
+        return most, False
+
+    def _length_tried(self, arm: Arm, steps: int) -> float:
+        runs = [self._run(arm, arm.rates[1], SEARCH_SEED + i, "val", steps) for i in range(2)]
+        found = self._finish(runs, [f"{arm.name}, {steps:,} steps" for _ in runs])
+        return sum(outcome.accuracy for outcome in found) / len(found)
+
+    def search(self) -> None:
+        """The learning rate of every arm, chosen on val; an arm may take that of another."""
+        trained = [arm for arm in self.arms if arm.length and not arm.rate_of]
+        for group in ([a for a in trained if a.before is None], [a for a in trained if a.before is not None]):
+            tried: dict[str, Tried] = {arm.name: {} for arm in group}
+            while wanted := [(arm, *one) for arm in group for one in next_rates(tried[arm.name], arm.rates)]:
+                runs = [self._run(arm, lr, SEARCH_SEED + seed, "val", searching=True) for arm, lr, seed in wanted]
+                words = [f"{arm.name}, learning rate {lr:g}" for arm, lr, _ in wanted]
+                for (arm, lr, _), outcome in zip(wanted, self._finish(runs, words), strict=True):
+                    tried[arm.name].setdefault(lr, []).append(outcome.accuracy)
+                    self.searched[arm.name].append(outcome)
+            self.rates |= {name: chosen(found) for name, found in tried.items()}
+        for arm in self.arms:
+            if arm.rate_of or not arm.length:
+                self.rates[arm.name] = self.rates[arm.rate_of] if arm.length else 0.0
+
+    def enough_seeds(self, budget: float) -> int:
+        """As many as see the effect with 80% power, by the spread of a pilot; fewer when the budget is short."""
+        about = self.study.compared([arm.name for arm in self.arms])
+        table = self.table(LEAST_SEEDS, [arm for arm in self.arms if arm.name in about])
+        spread, effect = deviation(self.study.effects(table)), self.study.effect
+        most = max(LEAST_SEEDS, min(MOST_SEEDS, self.cost.seeds(budget, self.steps)))
+        seeds = seeds_for(effect, spread, LEAST_SEEDS, most)
+        chance = power(effect, spread, seeds)
+        short = "" if chance >= POWER else ", underpowered: a larger --budget buys more"
+        self.progress.note(f"{seeds} seeds: {self.study.sought} would be seen with {chance:.0%} power{short}")
+        return seeds
+
+    def table(self, seeds: int, arms: list[Arm] | None = None) -> Table:
+        arms = self.arms if arms is None else arms
+        runs = [self._run(arm, self.rates[arm.name], seed, "test") for arm in arms for seed in range(seeds)]
+        words = [f"{arm.name}, seed {seed}" for arm in arms for seed in range(seeds)]
+        found = self._finish(runs, words)
+        rows = (self._row(arm, found[i * seeds : (i + 1) * seeds]) for i, arm in enumerate(arms))
+        facts = {"channels": self.sets.setting.channels, "classes": self.sets.setting.classes}
+        return Table(tuple(rows), {**self.sets.describe(), **facts})
+
+    def _row(self, arm: Arm, outcomes: list[Outcome]) -> Row:
+        counted, lr = summarize(arm.config), self.rates[arm.name]
         return Row(
             name=arm.name,
             accuracy=tuple(o.accuracy for o in outcomes),
             tags=arm.tags,
             lr=lr if arm.length else None,
-            at_edge=bool(searched) and lr in (min(arm.rates), max(arm.rates)),
+            at_edge=bool(arm.length) and not arm.rate_of and at_edge(lr),
             params=counted["params"],
             macs=round(counted["gmacs"] * 1e9),
             images=of_length(self.steps, arm.length) * min(BATCH, len(self.sets.part(arm.share, 0))),
             seconds=sum(o.cpu_seconds for o in outcomes) / len(outcomes),
-            spent=sum(o.cpu_seconds for o in (*outcomes, *searched)),
+            spent=sum(o.cpu_seconds for o in (*outcomes, *self.searched[arm.name])),
             extra=tuple(o.measured for o in outcomes) if arm.measure else (),
             losses=tuple(tuple(o.losses) for o in outcomes),
         )
 
-    def _search(self, arm: Arm) -> list[Outcome]:
-        """Choose the best learning rate of the fixed search on val, or take that of the arm it is borrowed from."""
-        if not arm.length or arm.rate_of:
-            self.rates[arm.name] = self.rates[arm.rate_of] if arm.length else 0.0
-            return []
-        runs = [self._run(arm, lr, SEARCH_SEED, searching=True) for lr in arm.rates]
-        outcomes = [self._finish(one, f"{arm.name}, learning rate {one.lr:g}") for one in runs]
-        self.rates[arm.name] = max(zip(runs, outcomes, strict=True), key=lambda pair: pair[1].accuracy)[0].lr
-        return outcomes
-
-    def _run(self, arm: Arm, lr: float, seed: int, searching: bool = False) -> Run:
+    def _run(self, arm: Arm, lr: float, seed: int, split: str, steps: int = 0, searching: bool = False) -> Run:
         before = None
         if arm.before is not None:  # a search starts from the first seed's weights: one training less
-            before = self._run(arm.before, self.rates[arm.before.name], 0 if searching else seed)
-        share, split, measure = (SEARCH, "val", "") if searching else (1, "test", arm.measure)
-        steps = of_length(self.steps, arm.length * share)
+            before = self._run(arm.before, self.rates[arm.before.name], 0 if searching else seed, "test")
+        steps = of_length(steps or self.steps, arm.length * (SEARCH if searching else 1))
+        measure = arm.measure if split == "test" else ""
         return Run(arm.config, steps, lr, seed, arm.variant, arm.share, split, measure, before, arm.fresh_positions)
 
-    def _finish(self, one: Run, what: str) -> Outcome:
-        known = recall(one, self.sets, self.folder)
-        outcome = known or finish(one, self.sets, self.folder)
-        self.done += 1
-        took = "remembered" if known else f"{time.monotonic() - self.start:.0f} s"
-        self.progress.note(f"{self.done:3}/{self.total}  {outcome.accuracy:6.1%}  {what}  ({took})")
-        self.progress.update(self.study.name, self.done, self.total)
-        return outcome
-
-
-@dataclass(frozen=True)
-class Plan:
-    steps: int
-    seconds: float  # that the whole study is expected to take
+    def _finish(self, runs: list[Run], words: list[str]) -> list[Outcome]:
+        found: dict[int, Outcome] = {}
+        for number, outcome, remembered in self.trainer(runs):
+            found[number] = outcome
+            self.done += 1
+            took = "remembered" if remembered else f"{time.monotonic() - self.start:.0f} s"
+            self.progress.note(f"{self.done:3}  {outcome.accuracy:6.1%}  {words[number]}  ({took})")
+            self.progress.update(self.study.name, len(found), len(runs))
+        return [found[number] for number in range(len(runs))]
 
 
 def of_length(steps: int, length: float) -> int:
     return max(1, round(steps * length)) if length else 0
 
 
-def count_trainings(arms: Iterable[Arm], seeds: int) -> int:
-    """Trainings and, for arms that are not trained, evaluations."""
-    return sum(seeds + (len(arm.rates) if arm.length and not arm.rate_of else 0) for arm in arms)
+def measured_cost(arms: Iterable[Arm], sizes: dict[str, int]) -> Cost:
+    """From a few timed steps of every arm."""
+    arms = list(arms)
+    speeds = {config: seconds_per_step(arm) for config, arm in {arm.config: arm for arm in reversed(arms)}.items()}
+    return cost([(arm, speeds[arm.config]) for arm in arms], sizes)
 
 
-def cost(arms: Iterable[Arm], seeds: int, seconds: dict[str, float], sizes: dict[str, int]) -> tuple[float, float]:
-    """Seconds per step of the study, and seconds that do not depend on its steps."""
-    per_step = fixed = 0.0
-    for arm in arms:
-        searched = count_trainings([arm], 0)
-        per_step += arm.length * (seeds + SEARCH * searched) * seconds[arm.name]
-        evaluated = sizes["test"] * seeds * (1.5 if arm.measure else 1.0) + sizes["val"] * searched
-        fixed += evaluated * seconds[arm.name] / BATCH / 3  # a forward pass is about a third of a step
-    return per_step, fixed
-
-
-def bought(budget: float, per_step: float, fixed: float, images: int) -> Plan:
-    """As many steps as fit into the budget, at most 100 times over the training images."""
-    steps = min(max(0, int((budget - fixed) / per_step)), MOST_EPOCHS * images // BATCH)
-    return Plan(steps, fixed + steps * per_step)
+def cost(arms: list[tuple[Arm, float]], sizes: dict[str, int]) -> Cost:
+    """Arms with the seconds of a step; a forward pass is about a third of it."""
+    seed = sum(arm.length * seconds for arm, seconds in arms)
+    search = sum(arm.length * seconds for arm, seconds in arms if not arm.rate_of) * SEARCH * SEARCHED
+    images = sum((1.5 if arm.measure else 1.0) * seconds for arm, seconds in arms)
+    return Cost(seed, search, sizes["test"] * images / BATCH / 3)
 
 
 def seconds_per_step(arm: Arm) -> float:
@@ -174,33 +261,8 @@ def seconds_per_step(arm: Arm) -> float:
     return min(sum(step()) for _ in range(4))
 
 
-def for_budget(study: Study, sets: Sets, seeds: int, budget: float) -> Plan:
-    arms = study.arms(sets.setting)
-    one_of_each = {arm.config: arm for arm in reversed(arms)}
-    speeds = {config: seconds_per_step(arm) for config, arm in one_of_each.items()}
-    per_step, fixed = cost(arms, seeds, {arm.name: speeds[arm.config] for arm in arms}, sets.sizes)
-    least = fixed + LEAST_STEPS * per_step
-    if budget < least:
-        trained = f"with {seeds} seeds ({count_trainings(arms, seeds)} trainings)"
-        enough = f"needs a budget of at least {least / 60 + 0.05:.1f}m here {trained}"
-        raise ConfigError(f"{study.name} {enough}; give --budget {int(least // 60) + 1}m")
-    return bought(budget, per_step, fixed, len(sets.train))
-
-
-def kept_plan(path: Path, study: Study, sets: Sets, seeds: int, budget: float) -> Plan:
-    """The plan of an earlier start with the same options, or a new one, which is kept."""
-    asked = {"data": sets.describe(), "budget": budget, "seeds": seeds}
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        known = read_json(path)
-        if known["asked"] == asked:
-            return Plan(int(known["steps"]), float(known["seconds"]))
-    plan = for_budget(study, sets, seeds, budget)
-    write_json(path, {"asked": asked, "steps": plan.steps, "seconds": plan.seconds}, indent=1)
-    return plan
-
-
-DIGITS = Setting(8, 1, 10)  # the default set
-DIGITS_SIZES = {"train": 1467, "val": 160, "test": 170}
+SETTING = Setting(16, 3, 10)  # CIFAR-10 as most studies see it
+SIZES = {"train": 45_000, "val": 5_000, "test": 10_000}
 
 
 @lru_cache(maxsize=1000)
@@ -212,13 +274,12 @@ def training_macs(config: AnyConfig) -> float:
 @lru_cache(maxsize=1)
 def machine_speed() -> dict[bool, float]:
     """Multiply-adds a second in training, of a ViT (False) and of a CNN (True): two small models, timed now."""
-    models: dict[bool, AnyConfig] = {False: DIGITS.vit(), True: DIGITS.resnet()}
+    models: dict[bool, AnyConfig] = {False: SETTING.vit(), True: SETTING.resnet()}
     return {cnn: training_macs(config) / seconds_per_step(Arm("", config)) for cnn, config in models.items()}
 
 
-def expected(study: Study, seeds: int, budget: float) -> tuple[int, Plan]:
-    """Trainings and the plan of a study on digits, from the speed of this machine."""
-    arms, speed = study.arms(DIGITS), machine_speed()
-    seconds = {a.name: training_macs(a.config) / speed[isinstance(a.config, ResNetConfig)] for a in arms}
-    per_step, fixed = cost(arms, seeds, seconds, DIGITS_SIZES)
-    return count_trainings(arms, seeds), bought(budget, per_step, fixed, DIGITS_SIZES["train"])
+def expected(study: Study, budget: float, workers: int) -> tuple[int, int]:
+    """Arms, and the steps that the budget buys for each training with three seeds, from the speed of this machine."""
+    arms, speed = study.arms(SETTING), machine_speed()
+    seconds = [(a, training_macs(a.config) / speed[isinstance(a.config, ResNetConfig)]) for a in arms]
+    return len(arms), cost(seconds, SIZES).steps(budget * workers, LEAST_SEEDS)

@@ -5,7 +5,7 @@ was killed finds what it had finished, and studies in one folder share the train
 
 The recipe is the same for every model: AdamW, a linear warm-up and a cosine, clipped gradients, no augmentation.
 The start of the weights and the order of the images follow from the seed alone, so two models of one seed see the
-same batches. On a CPU with the same number of threads the result repeats to the last bit.
+same batches. Every training has one thread, so that its result repeats to the last bit; several run side by side.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ import dataclasses
 import hashlib
 import math
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, repeat
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -25,13 +29,15 @@ from vitkit.checkpoints.family import Checkpoint
 from vitkit.checkpoints.load import adapt
 from vitkit.checkpoints.options import ModelOptions
 from vitkit.data import Augment, Loader, normalise
+from vitkit.data.loader import begin
+from vitkit.errors import DataError
 from vitkit.io import canonical, read_json, write_json
 from vitkit.model.build import Model, build
 from vitkit.model.config import AnyConfig, ViTConfig
 from vitkit.plan.memory import Step
 from vitkit.study import variants
 from vitkit.study.measures import MEASURES, Measured, accuracy
-from vitkit.study.sets import Sets, resized
+from vitkit.study.sets import Sets, open_sets, resized
 from vitkit.study.table import BATCH
 from vitkit.training.config import TrainConfig
 from vitkit.training.optim import rate
@@ -103,6 +109,58 @@ def finish(run: Run, sets: Sets, folder: Path) -> Outcome:
     flat = {k: v for k, v in {"accuracy": score, **measured, **vars(outcome)}.items() if k != "measured"}
     write_json(folder / f"{run.key(sets)}.json", {"run": run.describe(sets), "result": flat}, indent=1)
     return outcome
+
+
+class Trainer:
+    """Finishes what is not remembered, so many at a time, each on one thread."""
+
+    def __init__(self, sets: Sets, folder: Path, workers: int) -> None:
+        self.sets, self.folder, self.workers = sets, folder, workers
+        self.pool: ProcessPoolExecutor | None = None
+        self.threads = torch.get_num_threads()
+
+    def __enter__(self) -> Trainer:
+        torch.set_num_threads(1)
+        if self.workers > 1:  # not forked: autograd has threads of its own by then
+            self.pool = ProcessPoolExecutor(self.workers, get_context("spawn"), _ready)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_num_threads(self.threads)
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+
+    def __call__(self, runs: Sequence[Run]) -> Iterator[tuple[int, Outcome, bool]]:
+        """Each run's number, its outcome, and whether it was remembered, as they come."""
+        missing: dict[Run, list[int]] = {}
+        for number, run in enumerate(runs):
+            if (known := recall(run, self.sets, self.folder)) is not None:
+                yield number, known, True
+            else:
+                missing.setdefault(run, []).append(number)
+        for run, outcome in self._finished(list(missing)):
+            yield from ((number, outcome, False) for number in missing[run])
+
+    def _finished(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
+        if self.pool is None:
+            yield from ((run, finish(run, self.sets, self.folder)) for run in runs)
+            return
+        try:
+            waiting = {self.pool.submit(_finish, run, self.sets.name, self.folder): run for run in runs}
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        except BrokenProcessPool as e:
+            what = "a training process was killed, perhaps for want of memory"
+            raise DataError(f"{what}; the same command goes on, --workers 1 with less") from e
+
+
+def _ready() -> None:
+    begin(0)
+    torch.set_num_threads(1)
+
+
+def _finish(run: Run, data: str, folder: Path) -> Outcome:
+    return finish(run, open_sets(data), folder)
 
 
 def train_config(lr: float) -> TrainConfig:

@@ -1,6 +1,6 @@
 """The images of a study: train, val and test in memory, small and square.
 
-Whatever DATA is, its images become uint8 of 8, 28 or 32 pixels a side, so that a training takes seconds
+Whatever DATA is, its images become uint8 of 8, 16, 28 or 32 pixels a side, so that a training takes seconds
 and every study can be tried on every set. Shares of the training images are nested: those of 1/32
 are among those of 1/8, and so on.
 """
@@ -23,8 +23,8 @@ from vitkit.model.config import Preprocessing
 from vitkit.study.table import Facts, Setting
 from vitkit.training.recipe import image_size
 
-SIDES = (8, 28, 32)  # digits; mnist and its relatives; all others
-MOST = {"train": 60_000, "val": 2_000, "test": 10_000}  # images that are used, at most
+SIDES = (8, 16, 28, 32)  # digits; small; mnist and its relatives; all others
+MOST = {"train": 60_000, "val": 5_000, "test": 10_000}  # images that are used, at most
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,17 @@ def resized(source: Source, side: int) -> Source:
 
 @lru_cache(maxsize=2)
 def open_sets(data: str) -> Sets:
-    """The three parts. What a set lacks of val and test is taken out of train; if it has one of them, that is test."""
-    dataset = open_data(data)
+    """The three parts. What a set lacks of val and test is taken out of train; if it has one of them, that is test.
+
+    NAME@16 is the set NAME at 16 pixels; otherwise it has the smallest of SIDES that keeps all pixels.
+    """
+    whole, _, asked = data.rpartition("@")
+    wanted = int(asked) if whole and asked in map(str, SIDES) else 0
+    dataset = open_data(whole if wanted else data)
     train = dataset.split("train")
     if dataset.label_kind != "classes":
         raise ConfigError(f"{data} has {dataset.label_kind}; studies need one class per image: give --data another set")
-    side = next((s for s in SIDES if max(image_size(train)) <= s), SIDES[-1])
+    side = wanted or next((s for s in SIDES if max(image_size(train)) <= s), SIDES[-1])
     there = [name for name in ("test", "val") if dataset.splits.get(name)]
     parts = {"train": _in_memory(train, side, MOST["train"])}
     if len(there) < 2:

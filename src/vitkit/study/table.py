@@ -14,10 +14,10 @@ import numpy as np
 
 from vitkit.figures.style import COLOURS, Axes, Figure, new_figure
 from vitkit.model.config import AnyConfig, ResNetConfig, StemConfig, ViTConfig
-from vitkit.study.numbers import Interval, difference, interval, sentence
+from vitkit.study.numbers import POWER, Interval, difference, interval, sentence
 
 BATCH = 64  # images in a step of every training
-RATES = (1e-3, 4e-3, 1.6e-2)  # the fixed search, for every arm that is trained from the start
+RATES = (1e-3, 4e-3, 1.6e-2)  # the search begins with, for every arm that is trained from the start
 RATES_AFTER = (2.5e-4, 1e-3, 4e-3)  # and for those that start from trained weights
 Tags = dict[str, str | float]  # of an arm, for figures and findings
 Facts = dict[str, str | int]  # about the data
@@ -46,12 +46,12 @@ class Setting:
 
     def hybrid(self) -> ViTConfig:
         """A small residual stage before the patches; as many multiply-adds as `vit()`, within a tenth."""
-        width, depth = {8: (48, 3), 28: (32, 3)}.get(self.side, (32, 2))
+        width, depth = {8: (48, 3), 16: (44, 3), 28: (32, 3)}.get(self.side, (32, 2))
         return self.vit(width=width, depth=depth, stem=StemConfig((1,), 4, "small"))
 
     def resnet(self) -> ResNetConfig:
         """The CNN; as many multiply-adds as `vit()`, within a tenth."""
-        layers, width = {8: ((2, 1, 1), 16), 28: ((2, 2, 2), 4)}.get(self.side, ((1, 2, 1), 4))
+        layers, width = {8: ((2, 1, 1), 16), 16: ((1, 2, 1), 8), 28: ((2, 2, 2), 4)}.get(self.side, ((1, 2, 1), 4))
         size = (self.side, self.side)
         return ResNetConfig(size, self.channels, self.classes, StemConfig(layers, width, "small"))
 
@@ -146,6 +146,10 @@ class Study:
     claim: str  # what the paper or the articles say
     fair = "the same steps, images and order; multiply-adds as stated in the table"  # what is held equal
     reference = ""  # the arm that others are compared with
+    effect = 0.02  # the smallest difference that it must be able to see
+    contrast: tuple[str, ...] = ()  # the arms that it is a difference of; default: the first and the last
+    slowest = ""  # the arm that needs the longest training; default: the first
+    data = "cifar10@16"  # the set that can show it
     curves = False  # losses are part of the result
 
     def arms(self, s: Setting) -> list[Arm]:
@@ -153,6 +157,19 @@ class Study:
 
     def find(self, table: Table) -> Finding:
         raise NotImplementedError
+
+    def compared(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Of all arms those that the effect is a difference of."""
+        return self.contrast or (names[0], names[-1])
+
+    def effects(self, table: Table) -> list[float]:
+        """What the study is about, one for each seed: a difference of accuracies unless it says otherwise."""
+        first, second = (table[name].accuracy for name in self.compared([row.name for row in table.rows]))
+        return [a - b for a, b in zip(first, second, strict=True)]
+
+    @property
+    def sought(self) -> str:
+        return f"a difference of {100 * self.effect:g} points"
 
     def label(self, row: Row) -> str:
         return row.name
@@ -176,6 +193,9 @@ class Context:
     seconds_here: float
     data: Facts
     training_seconds: float
+    effect: float  # that was looked for
+    power: float | None  # chance that so many seeds see it, by the spread that they showed; None: it is not known
+    plateau: bool | None  # twice as long a training gains next to nothing; None: nobody looked
 
 
 @dataclass(frozen=True)
@@ -184,6 +204,21 @@ class Result:
     table: Table
     finding: Finding
     context: Context
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why the result is not to be trusted; empty when it can be, or when what it looks for was seen."""
+        context, found = self.context, list[str]()
+        gap, effect = interval(self.study.effects(self.table)), context.effect
+        if not gap.covers_zero or (gap.known and -effect < gap.low <= gap.high < effect):
+            pass  # it is there, or smaller than what was looked for
+        elif context.power is None:
+            found.append(f"underpowered: one seed cannot show {self.study.sought}")
+        elif context.power < POWER:
+            found.append(f"underpowered: {self.study.sought} would be seen by {context.power:.0%} of such studies")
+        if context.plateau is False:
+            found.append("short: the budget ended before longer trainings stopped to gain")
+        return found
 
 
 # --- figures -----------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 `torch`            nn.MultiheadAttention with batch_first=True: the same function as ours
 `torch-batch`      nn.MultiheadAttention as it comes, batch_first=False, given B N D: it takes the first
                    axis for the tokens, so that every token attends to the same place of other images
-`torch-detach`     the same with query and key detached, the "cure" that was proposed for it
+`torch-keep-value` the same with query and key detached, the "cure" that was proposed for it
+`torch-keep-key`   the same with query and value detached; `torch-keep-query` with key and value
 `scale-after`      softmax(q k^T) / sqrt(D): after the softmax, and of the model's width
 `scale-width`      softmax(q k^T / sqrt(D)): in its place, but of the model's width
+`scale-none`       softmax(q k^T): as it comes
 `linear-patches`   not an attention: patches flattened and mapped by one linear layer
 `conv-patches`     the same function as a convolution, by PyTorch's conv2d, from the same weights
 
@@ -33,34 +35,35 @@ from vitkit.model.vit import ViT
 class TorchAttention(nn.Module):
     """PyTorch's module in the place of ours, called with B N D whatever it makes of that."""
 
-    def __init__(self, ours: Attention, batch_first: bool, detach: bool = False) -> None:
+    def __init__(self, ours: Attention, batch_first: bool, kept: str = "") -> None:
+        """`kept`: the only one of query, key and value through which gradients flow; default: all."""
         super().__init__()
         self.theirs = to_torch(ours)
         self.theirs.batch_first = batch_first
-        self.detach = detach
+        self.kept = kept
 
     def forward(
         self, x: Tensor, mask: None = None, rotate: None = None, on_weights: None = None, queries: int | None = None
     ) -> Tensor:
-        source = x.detach() if self.detach else x
-        y: Tensor = self.theirs(source, source, x, need_weights=False)[0]  # B N D
+        query, key, value = (x if self.kept in ("", name) else x.detach() for name in ("query", "key", "value"))
+        y: Tensor = self.theirs(query, key, value, need_weights=False)[0]  # B N D
         return y[:, :queries]
 
 
 class MisscaledAttention(nn.Module):
-    """Scores divided by sqrt(D) instead of sqrt(K), inside the softmax or, as in the articles, after it."""
+    """Scores divided by sqrt(D) instead of sqrt(K), inside the softmax or, as in the articles, after it; or by 1."""
 
-    def __init__(self, ours: Attention, inside: bool) -> None:
+    def __init__(self, ours: Attention, inside: bool, scaled: bool = True) -> None:
         super().__init__()
         self.qkv, self.out, self.heads, self.inside = ours.qkv, ours.out, ours.heads, inside
+        self.scale = self.out.in_features**-0.5 if scaled else 1.0
 
     def forward(
         self, x: Tensor, mask: None = None, rotate: None = None, on_weights: None = None, queries: int | None = None
     ) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each B H N K
-        scale = self.out.in_features**-0.5
         scores = q[:, :, :queries] @ k.mT  # B H N N
-        weights = (scores * scale).softmax(dim=-1) if self.inside else scores.softmax(dim=-1) * scale
+        weights = (scores * self.scale).softmax(dim=-1) if self.inside else scores.softmax(dim=-1) * self.scale
         y: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))  # B N D
         return y
 
@@ -97,9 +100,12 @@ def _patches(linear: bool) -> Callable[[ViT], None]:
 VARIANTS: dict[str, Callable[[ViT], None]] = {
     "torch": _attention(lambda ours: TorchAttention(ours, batch_first=True)),
     "torch-batch": _attention(lambda ours: TorchAttention(ours, batch_first=False)),
-    "torch-detach": _attention(lambda ours: TorchAttention(ours, batch_first=False, detach=True)),
+    "torch-keep-value": _attention(lambda ours: TorchAttention(ours, batch_first=False, kept="value")),
+    "torch-keep-key": _attention(lambda ours: TorchAttention(ours, batch_first=False, kept="key")),
+    "torch-keep-query": _attention(lambda ours: TorchAttention(ours, batch_first=False, kept="query")),
     "scale-after": _attention(lambda ours: MisscaledAttention(ours, inside=False)),
     "scale-width": _attention(lambda ours: MisscaledAttention(ours, inside=True)),
+    "scale-none": _attention(lambda ours: MisscaledAttention(ours, inside=True, scaled=False)),
     "linear-patches": _patches(linear=True),
     "conv-patches": _patches(linear=False),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitkit.figures.style import save, styled
 from vitkit.io import adding_to_folder, dumps, write_text
-from vitkit.study.numbers import Interval
+from vitkit.study.numbers import Interval, sentence
 from vitkit.study.table import Result, Table
 
 Record = dict[str, object]  # of an arm, flat
@@ -23,7 +23,8 @@ def write(result: Result, folder: Path) -> None:
         write_text(stem.with_suffix(".json"), dumps(as_json(result), indent=1) + "\n")
         write_text(stem.with_suffix(".csv"), as_csv(result))
         write_text(stem.with_suffix(".md"), as_markdown(result))
-        save(result.study.draw(result.table), stem, result.finding.headline, alternative(result))
+        doubts = "".join(f" ({doubt.split(':')[0]})" for doubt in result.doubts)
+        save(result.study.draw(result.table), stem, result.finding.headline + doubts, alternative(result))
 
 
 def alternative(result: Result) -> str:
@@ -58,8 +59,8 @@ def as_json(result: Result) -> Record:
             thinned = (losses[:: -(-len(losses) // CURVE) or 1] for losses in row.losses)
             arm["loss_by_seed"] = [[float(f"{x:.9g}") for x in losses] for losses in thinned]
         arms.append(arm)
-    words = {"study": study.name, "question": study.question, "claim": study.claim, "held_equal": study.fair}
-    words |= {"compared_with": study.reference}
+    words: Record = {"study": study.name, "question": study.question, "claim": study.claim, "held_equal": study.fair}
+    words |= {"compared_with": study.reference, "doubts": result.doubts}
     return {**words, "finding": list(result.finding.sentences), **asdict(result.context), "arms": arms}
 
 
@@ -74,18 +75,28 @@ def as_csv(result: Result) -> str:
 def as_markdown(result: Result) -> str:
     study, context = result.study, result.context
     data = context.data
-    lines = [f"# {study.name}: {study.question}", "", *result.finding.sentences, ""]
+    doubts = [f"**{sentence(doubt)}**" for doubt in result.doubts]
+    lines = [f"# {study.name}: {study.question}", "", *result.finding.sentences, *doubts, ""]
     lines += [f"![{alternative(result)}]({study.name}.png)", "", *table_lines(result.table, study.reference)]
     lines += ["", f"The claim: {study.claim}. Held equal: {study.fair}."]
     if edge := ", ".join(row.name for row in result.table.rows if row.at_edge):
-        lines += ["", f"The best learning rate was the smallest or the largest tried (*) for: {edge}."]
+        lines += ["", f"The best learning rate was the smallest or the largest that is tried (*) for: {edge}."]
+    lines += ["", sentence(_sure(result))]
     counts = f"{data['train']:,} training, {data['val']:,} validation and {data['test']:,} test images"
-    trained = f"{context.steps} steps of {context.batch} images, {context.seeds} seeds; learning rates chosen on the "
-    trained += "validation images in trainings of a third of the length."
+    trained = f"{context.steps:,} steps of {context.batch} images, {context.seeds} seeds; learning rates chosen on the "
+    trained += "validation images in trainings of a third of the length, until both neighbours of the best are worse."
     took = f"{context.training_seconds / 60:.1f} minutes of processor time."
     lines += ["", f"Data: {data['name']}, {counts} of {data['side']} pixels. Each training: {trained}"]
     lines += ["", f"Made with `{context.command}` on {context.machine}: {took}", ""]
     return "\n".join(lines)
+
+
+def _sure(result: Result) -> str:
+    context, sought = result.context, result.study.sought
+    lengths = {True: "twice as long a training gains less than a point", None: "the length was set by hand"}
+    length = lengths.get(context.plateau, "the length is what the budget bought")
+    seen = "one seed has no spread" if context.power is None else f"{sought} is seen with {context.power:.0%} power"
+    return f"how sure: {seen} ({context.seeds} seeds); {length}"
 
 
 def table_lines(table: Table, reference: str) -> list[str]:

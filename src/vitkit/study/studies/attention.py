@@ -6,59 +6,74 @@ import numpy as np
 
 from vitkit.figures.panels import baseline, legend_above
 from vitkit.figures.style import COLOURS, Figure, new_figure
-from vitkit.study.numbers import compare, difference, direction, gained, spread, verdict
+from vitkit.study.numbers import compare, direction, gained, interval, spread, verdict
 from vitkit.study.table import ROW, Arm, Finding, Setting, Study, Table, curves, dots
 
 SAME_START = "the same start of the weights, steps, images and order; equal multiply-adds"
-OURS, TRUE, FALSE, CURE = "ours", "batch_first=True", "batch_first=False", "False, q and k detached"
+OURS, TRUE, FALSE = "ours", "batch_first=True", "batch_first=False"
+KEPT = {"value": "False, graph of value", "key": "False, graph of key", "query": "False, graph of query"}
+CURE = KEPT["value"]  # query and key detached
 FALSE_CLS, OURS_CLS = "False, class token", "ours, class token"
-RIGHT, AFTER, WIDTH = "softmax(qk/√k) v", "softmax(qk)/√d v", "softmax(qk/√d) v"
+RIGHT, AFTER, WIDTH, NONE = "softmax(qk/√k) v", "softmax(qk)/√d v", "softmax(qk/√d) v", "softmax(qk) v"
+WIDE = 96  # a head of this width, in place of four of 12
 
 
-def _changed(table: Table, arm: str) -> float:
-    """The share of the answers that change with the other images of the batch."""
-    return float(table[arm].measured("changed").mean())
+def _share(table: Table, arm: str, what: str) -> float:
+    """Mean over seeds of a share that `neighbours` measured."""
+    return float(table[arm].measured(what).mean())
 
 
 class AttentionBug(Study):
     name = "attention-bug"
     question = "Why does PyTorch's nn.MultiheadAttention seem to train badly?"
     varies = "batch_first False and True, the detach cure, ours; mean pooling and class token"
-    claim = "an article blames the module and detaches query and key"
-    fair = SAME_START
+    claim = "an article blames the module, and finds that keeping the graph of key or value alone cures it"
+    fair = f"{SAME_START}; one learning rate, that of ours"
     reference = OURS
+    effect, contrast, data = 0.05, (FALSE, TRUE), "mnist"
     curves = True
 
     def arms(self, s: Setting) -> list[Arm]:
         mean, cls = s.vit(pooling="mean", class_token=False), s.vit()
-        arms = {OURS: (mean, ""), TRUE: (mean, "torch"), FALSE: (mean, "torch-batch"), CURE: (mean, "torch-detach")}
+        arms = {TRUE: (mean, "torch"), FALSE: (mean, "torch-batch")}
+        arms |= {name: (mean, f"torch-keep-{kept}") for kept, name in KEPT.items()}
         arms |= {OURS_CLS: (cls, ""), FALSE_CLS: (cls, "torch-batch")}
-        return [Arm(name, config, variant, measure="neighbours") for name, (config, variant) in arms.items()]
+        others = [Arm(n, config, variant, measure="neighbours", rate_of=OURS) for n, (config, variant) in arms.items()]
+        return [Arm(OURS, mean, measure="neighbours"), *others]
+
+    def effects(self, table: Table) -> list[float]:
+        """Accuracy image by image."""
+        false, true = (table[name].measured("alone") for name in self.contrast)
+        found: list[float] = (false - true).tolist()
+        return found
 
     def find(self, table: Table) -> Finding:
-        false, cure = table.gap(FALSE, TRUE), table.gap(CURE, TRUE)
+        alone = interval(self.effects(table))
         equal = float(table[TRUE].measured("differs_from_ours").max())
         fault = "is not at fault" if equal < 1e-4 else "computes something else"
-        first = f"PyTorch's nn.MultiheadAttention {fault}: with batch_first=True its logits equal ours to {equal:.0e} "
-        first += f"({compare('it', 'ours', table.gap(TRUE, OURS))}), "
-        first += f"with the default batch_first=False {compare('the model', 'the right one', false)}"
-        changed, ours, chance = _changed(table, FALSE), _changed(table, OURS), 1 / table.count("classes")
-        cause = "the cause is attention across the batch" if changed else "attention stays in its image"
-        blind = f"a class token, which then never sees its patches, reaches {table[FALSE_CLS].mean.mean:.1%}"
-        second = f"{cause}: {changed:.1%} of the answers change when the other images of the batch do "
-        second += f"(ours: {ours:.1%}), and {blind}, where guessing gives {chance:.1%}; detaching query and key: "
-        second += (
-            f"{compare('it', 'the plain default', table.gap(CURE, FALSE))}, {compare('it', 'the right model', cure)}"
+        ours, changed, batches, single = (
+            f"{_share(table, *which):.1%}"
+            for which in ((OURS, "changed"), (FALSE, "changed"), (FALSE, "among"), (FALSE, "alone"))
         )
-        return Finding(f"batch_first=False attends across the batch: {gained(false)}", first, second)
+        first = f"PyTorch's nn.MultiheadAttention {fault}: with batch_first=True its logits equal ours to {equal:.0e}; "
+        first += f"with the default batch_first=False {changed} of the answers change with the other images of the "
+        first += f"batch (ours: {ours}), and the model that reaches {batches} in batches reaches {single} when images "
+        first += f"are asked one by one ({compare('it', 'the right one', alone)})"
+        both = {kept: [f"{_share(table, name, m):.1%}" for m in ("among", "alone")] for kept, name in KEPT.items()}
+        kept = ", ".join(f"{among} and {alone} with that of the {name}" for name, (among, alone) in both.items())
+        blind, chance = table[FALSE_CLS].mean.mean, 1 / table.count("classes")
+        second = f"with the graph of one of the three alone it reaches, in batches and one by one, {kept}; in batches "
+        second += f"{compare('the cure', 'the plain default', table.gap(CURE, FALSE))}; a class token, which never "
+        second += f"sees its patches, reaches {blind:.1%}, where guessing gives {chance:.1%}"
+        return Finding(f"batch_first=False, asked about one image: {gained(alone)}", first, second)
 
     def draw(self, table: Table) -> Figure:
         figure = new_figure(2.6 + ROW * len(table.rows) + 0.9)
         upper, lower = figure.subplots(2, 1, height_ratios=[2.4, ROW * len(table.rows) + 0.3])
         curves(upper, [table[name] for name in (OURS, TRUE, FALSE, CURE, FALSE_CLS)])
         upper.set_ylim(bottom=0)
-        changed = [f"{row.name}\n{_changed(table, row.name):.1%} change with the batch" for row in table.rows]
-        dots(lower, table.rows, changed, [0, 1, 2, 3, 0, 4])
+        alone = [f"{row.name}\n{_share(table, row.name, 'alone'):.1%} one by one" for row in table.rows]
+        dots(lower, table.rows, alone, [0, 1, 2, 3, 3, 3, 0, 4])
         lower.tick_params(axis="y", labelsize=8)
         legend_above(figure, upper, 2)
         return figure
@@ -67,23 +82,31 @@ class AttentionBug(Study):
 class Scale(Study):
     name = "scale-in-softmax"
     question = "Does it matter where the attention scores are scaled, and by what?"
-    varies = (
-        "inside by the root of the head width (right), after the softmax by that of the model (wrong), inside by it"
-    )
+    varies = "inside by the root of the head width (right), after the softmax, by that of the model, not at all"
     claim = "the articles' code divides by the root of the model's width, after the softmax"
     fair = SAME_START
     reference = RIGHT
+    contrast = (AFTER, RIGHT)
 
     def arms(self, s: Setting) -> list[Arm]:
-        return [Arm(RIGHT, s.vit()), Arm(AFTER, s.vit(), "scale-after"), Arm(WIDTH, s.vit(), "scale-width")]
+        kinds = {RIGHT: "", AFTER: "scale-after", WIDTH: "scale-width", NONE: "scale-none"}
+        wide = s.vit(width=WIDE, heads=1)
+        alone = [Arm(_wide(name), wide, kinds[name]) for name in (RIGHT, NONE)]
+        return [*(Arm(name, s.vit(), variant) for name, variant in kinds.items()), *alone]
 
     def find(self, table: Table) -> Finding:
-        after, width = table.gap(AFTER, RIGHT), table.gap(WIDTH, RIGHT)
-        first = f"{compare('the scale after the softmax by the root of the width', 'the right scale', after)}"
-        if after.covers_zero or after.mean > 0:
-            first += ", so in so short a training the mistake does not show in the accuracy"
-        second = f"inside the softmax but of the whole width: {compare('it', 'the right scale', width)}"
-        return Finding(f"The scale after the softmax: {gained(after)}", first, second)
+        after, width, none = (table.gap(name, RIGHT) for name in (AFTER, WIDTH, NONE))
+        wide = table.gap(_wide(NONE), _wide(RIGHT))
+        first = compare("the scale after the softmax, by the root of the width,", "the right scale", after)
+        first += f"; inside the softmax but of the whole width: {compare('it', 'the right scale', width)}"
+        second = f"no scale at all: with heads of 12 {compare('it', 'the right scale', none)}, with one head of {WIDE} "
+        second += f"{compare('it', 'the right scale', wide)}"
+        headline = f"The scale after the softmax: {gained(after)}; none with a wide head: {gained(wide)}"
+        return Finding(headline, first, second)
+
+
+def _wide(name: str) -> str:
+    return f"{name}, one head"
 
 
 class Heads(Study):
@@ -93,18 +116,25 @@ class Heads(Study):
     claim = "in the lowest layers near and far heads stand side by side; deeper ones look far"
     fair = "one model, several seeds; distance over 256 test images"
     reference = "trained"
+    effect, contrast, sought, data = 1.0, ("trained",), "a pixel between the first and the last layer", "cifar10"
 
     def arms(self, s: Setting) -> list[Arm]:
         config = s.vit(patch_size={8: 1, 28: 4}.get(s.side, 4), depth=6)
         return [Arm("trained", config, measure="reach"), Arm("fresh", config, measure="reach", length=0)]
 
+    def effects(self, table: Table) -> list[float]:
+        """Mean distance of the last layer minus that of the first, in pixels."""
+        by_layer = table["trained"].measured("distance").mean(axis=2)  # seeds x layers
+        found: list[float] = (by_layer[:, -1] - by_layer[:, 0]).tolist()
+        return found
+
     def find(self, table: Table) -> Finding:
         trained = table["trained"].measured("distance")  # seeds x layers x heads, pixels
         mean, span = trained.mean(axis=2), trained.max(axis=2) - trained.min(axis=2)  # seeds x layers
-        deeper, narrower = (difference(v[:, -1].tolist(), v[:, 0].tolist()) for v in (mean, span))  # last - first
+        deeper, narrower = interval(self.effects(table)), interval((span[:, -1] - span[:, 0]).tolist())
         even = table["trained"].measured("even")[0]
-        headline = "How far the first and the last layer look: no difference seen"
-        tail = f"no difference seen ({deeper.mean:+.1f} pixels, {spread(deeper, 1)})"
+        headline = "Open whether the first or the last layer looks farther"
+        tail = f"it is open which looks farther ({deeper.mean:+.1f} pixels, {spread(deeper, 1)})"
         if more := direction(deeper, "farther", "less far"):
             headline = f"The last layer looks {abs(deeper.mean):.1f} pixels {more} than the first"
             tail = f"the last looks {abs(deeper.mean):.1f} pixels {more} ({spread(deeper, 1)})"
@@ -112,7 +142,7 @@ class Heads(Study):
         first = f"the first layer looks {near:.1f} pixels far on average and the last {far:.1f} "
         first += f"(even attention: {even:.1f}); {tail}, {verdict(deeper, 1)}"
         low, high = trained[:, 0].min(axis=1).mean(), trained[:, 0].max(axis=1).mean()
-        tail = f"no difference seen between their spread and that of the last layer ({spread(narrower, 1)})"
+        tail = f"it is open whether they differ more than those of the last layer ({spread(narrower, 1)})"
         if more := direction(narrower, "more", "less"):
             tail = (
                 f"in the last layer they differ {more} ({narrower.mean:+.1f} pixels of spread, {spread(narrower, 1)})"

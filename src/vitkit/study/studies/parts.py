@@ -20,6 +20,7 @@ class Positions(Study):
     varies = "none, 1-D, 2-D, relative, sin-cos, RoPE"
     claim = "none is worse, the kinds are alike"
     reference = "1-D learned"
+    contrast = ("none", "1-D learned")
 
     def arms(self, s: Setting) -> list[Arm]:
         return [Arm(name, s.vit(positions=kind)) for name, kind in KINDS.items()]
@@ -42,6 +43,7 @@ class Pooling(Study):
     varies = "cls, mean, map; each at its own best learning rate"
     claim = "a class token and the mean work alike, but want different learning rates"
     reference = "class token"
+    effect, contrast = 0.01, ("mean", "class token")
 
     def arms(self, s: Setting) -> list[Arm]:
         return [
@@ -105,6 +107,7 @@ class Dropout(Study):
     varies = "dropout 0, 0.1 and 0.3 on few and on all images"
     claim = "the paper drops 0.1 when it trains on ImageNet alone, and nothing on larger sets"
     reference = "0, all"
+    effect, contrast, slowest = 0.01, ("0.1, 1/16", "0, 1/16"), "0, all"
 
     def arms(self, s: Setting) -> list[Arm]:
         return [

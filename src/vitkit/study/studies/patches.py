@@ -74,6 +74,7 @@ class PatchEmbed(Study):
         "the first two start from equal weights at one learning rate; the stem has equal multiply-adds within a tenth"
     )
     reference = CONV
+    contrast = (STEM, CONV)
     curves = True
 
     def arms(self, s: Setting) -> list[Arm]:
@@ -117,6 +118,7 @@ class Resolution(Study):
     claim = "fine-tuning on more pixels than in pre-training helps; positions are resized in 2-D"
     fair = "the same steps of fine-tuning, a quarter of the training; from scratch gets both; more pixels cost more"
     reference = "small images again"
+    effect, contrast, data = 0.01, (METHODS[0], "small images again"), "cifar10"
 
     def arms(self, s: Setting) -> list[Arm]:
         low, high, patch = {8: (6, 8, 2), 28: (20, 28, 4)}.get(s.side, (20, 32, 4))
