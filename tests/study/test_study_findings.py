@@ -153,3 +153,31 @@ def test_patch_embed_tells_rounding_from_another_function() -> None:
     found = STUDIES["patch-embed"].find(Table((conv, other, stem), table.data))
     assert "they are not one function" in found.sentences[0]
     assert "differ" in found.headline
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_every_sentence_follows_the_table(name: str) -> None:
+    """Another table gives other sentences: nothing is said that was not measured."""
+    random = np.random.default_rng(0)
+    study = STUDIES[name]
+
+    def told() -> Finding:
+        table = made_up(name, {})
+        rows = []
+        for row in table.rows:
+            accuracy = tuple(random.uniform(0.2, 0.9, 3).tolist())
+            extra = tuple({key: _moved(value, random) for key, value in one.items()} for one in row.extra)
+            losses = tuple(tuple(random.uniform(0.1, 2.0, 3).tolist()) for _ in range(3))
+            rows.append(Row(row.name, accuracy, row.tags, row.lr, macs=10**6, extra=extra, losses=losses))
+        return study.find(Table(tuple(rows), table.data))
+
+    found = [told() for _ in range(8)]
+    for number in (0, 1):  # rounding, and "X is best" without more, may make two of them alike
+        assert len({one.sentences[number] for one in found}) >= 3
+
+
+def _moved(value: Any, random: np.random.Generator) -> Any:
+    """A measured number or list of numbers, changed; sizes and shifts, which are whole numbers, stay."""
+    if isinstance(value, list):
+        return [_moved(one, random) for one in value]
+    return float(random.uniform(0.2, 0.9) * max(1.0, value)) if isinstance(value, float) else value
