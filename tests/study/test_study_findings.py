@@ -167,7 +167,7 @@ def test_every_sentence_follows_the_table(name: str) -> None:
         for row in table.rows:
             accuracy = tuple(random.uniform(0.2, 0.9, 3).tolist())
             extra = tuple({key: _moved(value, random) for key, value in one.items()} for one in row.extra)
-            losses = tuple(tuple(random.uniform(0.1, 2.0, 3).tolist()) for _ in range(3))
+            losses = tuple(tuple((10 ** random.uniform(-6, 0, 3)).tolist()) for _ in range(3))
             rows.append(Row(row.name, accuracy, row.tags, row.lr, macs=10**6, extra=extra, losses=losses))
         return study.find(Table(tuple(rows), table.data))
 
