@@ -47,6 +47,14 @@ def test_a_flat_folder_is_enough(flat: Path, tmp_path: Path, method: str) -> Non
     assert (result.out / "best.safetensors").read_bytes() == (result.out / "model.safetensors").read_bytes()
 
 
+def test_a_kill_before_the_set_was_noted_needs_no_repair(squares: str, tmp_path: Path) -> None:
+    """config.json is there, data.json not yet; labels are in the set, but not in the run."""
+    vitkit.pretrain(squares, out=tmp_path / "run", **TINY)
+    (tmp_path / "run" / "data.json").unlink()
+    vitkit.pretrain(squares, out=tmp_path / "run", resume=True, **TINY)
+    assert (tmp_path / "run" / "data.json").exists()
+
+
 def test_the_result_is_fine_tuned_and_probed(squares: str, tmp_path: Path, command) -> None:
     code, out, _ = command("pretrain", squares, "--steps", "4", "--model", "vit-8px/2", "--out", str(tmp_path / "run"))
     assert code == 0

@@ -225,7 +225,8 @@ def _compare_data(out: Path, data: Dataset, watcher: Watcher, accept: bool) -> N
         before = {str(k): str(v) for k, v in read_json(out / DATA).items()}
     except FileNotFoundError:  # a run of version 0.1, which kept less, or one that was killed in its first second
         before = _kept_by_0_1(out / "config.json")
-        now = {"classes": now["classes"], **{s: f"{n} images" for s, n in data.splits.items()}}
+        named = {"classes": now["classes"]} if "classes" in before else {}
+        now = {**named, **{s: f"{n} images" for s, n in data.splits.items()}}
     except (OSError, ValueError, AttributeError) as e:
         before = {DATA: f"damaged ({e})"}
     if not (changes := difference(before, now)):
@@ -242,7 +243,8 @@ def _compare_data(out: Path, data: Dataset, watcher: Watcher, accept: bool) -> N
 def _kept_by_0_1(path: Path) -> dict[str, str]:
     try:
         kept = read_json(path)
-        return {"classes": ", ".join(kept["classes"]), **{s: f"{n} images" for s, n in kept["splits"].items()}}
+        named = {"classes": ", ".join(kept["classes"])} if kept["classes"] else {}  # pre-training does not keep them
+        return {**named, **{s: f"{n} images" for s, n in kept["splits"].items()}}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise TrainError(f"{path} cannot be read ({e}); restore it, or start in another folder") from e
 
