@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vitkit
@@ -45,7 +46,8 @@ NAV = {
     "Background": "security design mistakes",
     "中文": "zh/tutorial-practitioner zh/tutorial-researcher zh/tutorial-student zh/tutorial-deployer zh/studies",
 }
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?![a-z-]+\.md)[^)]+\)")
+DOCS = Path(__file__).resolve().parent
+UPWARDS = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]+)[^)]*\)")
 FLAGS = re.compile(r"^```(\w+) no-run *$", re.M)
 OBJECT = re.compile(r"^::: ([\w.]+)$", re.M)
 
@@ -67,10 +69,19 @@ def documented(match: re.Match[str], public: bool) -> str:
     return f"```{{eval-rst}}\n.. auto{kind}:: {name}{members}\n```"
 
 
+def without_links_outside(text: str, page: str) -> str:
+    """Links to files that are not part of the site become their words; those from zh/ to the pages above it stay."""
+
+    def kept(match: re.Match[str]) -> str:
+        target = (DOCS / page).parent.joinpath(match[2]).resolve()
+        return match[0] if target.is_relative_to(DOCS) else match[1]
+
+    return UPWARDS.sub(kept, text)
+
+
 def read(app: Sphinx, page: str, source: list[str]) -> None:
-    text = OBJECT.sub(
-        lambda match: documented(match, page == "api/index"), FLAGS.sub(r"```\1", OUTSIDE.sub(r"\1", source[0]))
-    )
+    text = FLAGS.sub(r"```\1", without_links_outside(source[0], page))
+    text = OBJECT.sub(lambda match: documented(match, page == "api/index"), text)
     if page.startswith("studies/"):
         text = f"---\norphan: true\n---\n{text}"  # reached from studies.md
     source[0] = text + (menu() if page == "index" else "")

@@ -118,6 +118,21 @@ def test_export_writes_a_file_that_predicts_the_same(model: vitkit.VisionModel, 
         vitkit.export(model, tmp_path / "model.bin")
 
 
+def test_profile_has_the_shares_of_the_command_and_draws(
+    model: vitkit.VisionModel, place: Path, tmp_path: Path
+) -> None:
+    found = vitkit.profile(model, batch=2, seconds=0.0, out=tmp_path / "time.svg")
+    assert found.batch == 2
+    assert sum(line.share for line in found.by_kind) == pytest.approx(1)
+    assert "block 0" in {line.name for line in found.by_layer}
+    assert "<svg" in (tmp_path / "time.svg").read_text()
+    assert "matrix products" in found._repr_html_()
+    named = vitkit.profile(place / "model.safetensors", batch=1, seconds=0.0, image_size=64)
+    assert (named.name, named.size) == ("model.safetensors", (64, 64))
+    with pytest.raises(vitkit.VitkitError, match="must be at least 1"):
+        vitkit.profile(model, batch=0)
+
+
 def test_options_are_those_of_load(model: vitkit.VisionModel, place: Path) -> None:
     vectors = vitkit.embed(place / "model.safetensors", place / "photos", image_size=64, features="tokens")
     assert vectors.shape[1] == 4 * vitkit.embed(model, place / "photos", features="tokens").shape[1]
@@ -125,7 +140,7 @@ def test_options_are_those_of_load(model: vitkit.VisionModel, place: Path) -> No
         vitkit.embed(model, place / "photos", image_size=64)
 
 
-@pytest.mark.parametrize("name", ["evaluate", "predict", "embed", "explain", "export"])
+@pytest.mark.parametrize("name", ["evaluate", "predict", "embed", "explain", "export", "profile"])
 def test_functions_and_commands_have_the_same_words(name: str) -> None:
     """What a function takes, its command takes by the same name, but for what only Python has."""
     options = {p.name for p in get_command(app).commands[name].params}  # type: ignore[attr-defined]

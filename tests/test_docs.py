@@ -150,6 +150,19 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
+def test_the_site_keeps_links_from_chinese_pages_to_what_is_above_them() -> None:
+    """Figures and tables of the studies too; what is not on the site becomes words."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import conf
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+    text = (ROOT / "docs" / "zh" / "studies.md").read_text(encoding="utf-8")
+    assert "](../studies/shift.png)](../studies/shift.md)" in text
+    assert conf.without_links_outside(text, "zh/studies") == text
+    assert conf.without_links_outside("see [the table](../CHANGELOG.md#x).", "train") == "see the table."
+
+
 # --- coming from another library: left column theirs, right column ours --------------------------------
 
 TABLE = re.compile(r"^\| ([^|\n]+) \| vitkit \|\n\|---\|---\|\n((?:\|.*\n)+)", re.M)

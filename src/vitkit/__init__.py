@@ -20,7 +20,7 @@ _PUBLIC = {
     "vitkit.checkpoints.load": ("load",),
     "vitkit.checkpoints.native": ("save",),
     "vitkit.data": ("open_data", "Dataset"),
-    "vitkit.api": ("train", "pretrain", "evaluate", "predict", "embed", "explain", "export", "index"),
+    "vitkit.api": ("train", "pretrain", "evaluate", "predict", "embed", "explain", "export", "profile", "index"),
     "vitkit.hub": ("push", "pull"),
     "vitkit.curation": ("open_index",),
     "vitkit.model.summary": ("summarize",),
@@ -41,14 +41,14 @@ _PUBLIC = {
 }
 _WHERE = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = ["__version__", "create", "load", "save", "open_data", "Dataset"]  # noqa: RUF022  # in the order of the docs
-__all__ += ["train", "pretrain", "evaluate", "predict", "embed", "explain", "export"]  # noqa: RUF022
+__all__ += ["train", "pretrain", "evaluate", "predict", "embed", "explain", "export", "profile"]  # noqa: RUF022
 __all__ += ["index", "open_index", "push", "pull", "summarize"]  # noqa: RUF022
 __all__ += ["VisionModel", "Outputs", "ViT", "ResNet", "ViTConfig", "ResNetConfig"]  # noqa: RUF022
 __all__ += ["Prediction", "Predictions", "VitkitError"]
 __all__ += ["ConvStemConfig", "StemConfig", "WhitenedStemConfig", "Preprocessing", "TrainConfig"]  # noqa: RUF022
 
 if TYPE_CHECKING:
-    from vitkit.api import embed, evaluate, explain, export, index, predict, pretrain, train
+    from vitkit.api import embed, evaluate, explain, export, index, predict, pretrain, profile, train
     from vitkit.checkpoints.load import load
     from vitkit.checkpoints.native import save
     from vitkit.curation import open_index

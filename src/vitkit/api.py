@@ -1,4 +1,4 @@
-"""vitkit from Python: `train`, `pretrain`, `evaluate`, `predict`, `embed`, `explain`, `export`, as the commands.
+"""From Python: `train`, `pretrain`, `evaluate`, `predict`, `embed`, `explain`, `export`, `profile`, as the commands.
 
 A model is what `vitkit.load` and `vitkit.create` return, or whatever `load` takes: a file, a run directory,
 hf:owner/name, timm:name, a name of the zoo. `options` are those of `load`: image_size, classes, heads and so on;
@@ -31,6 +31,8 @@ from vitkit.prediction.tables import features_of
 from vitkit.progress import SILENT, Progress, progress_here
 from vitkit.runtime.export import Export
 from vitkit.runtime.export import export as write_export
+from vitkit.runtime.profile import Profile, name_of
+from vitkit.runtime.profile import profile as measure
 from vitkit.runtime.table import need_format
 from vitkit.tasks import METHODS, open_data_for
 from vitkit.tasks.match import map_classes
@@ -244,6 +246,30 @@ def export(
         source = None if data is None else open_data_for(loaded, data, shown).evaluation()
         how = (int8, merge, raw, None, shown, dynamic_size, top)
         return write_export(loaded, to, path, source, *how)
+
+
+def profile(
+    model: Loadable,
+    *,
+    batch: int = 8,
+    seconds: float = 2.0,
+    out: str | Path | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+    **options: object,
+) -> Profile:
+    """Where the time of a model goes on this machine: `.by_kind`, `.by_layer`, and in `.advice()` what would help.
+
+    batch    images in a batch
+    seconds  spent on measuring without the profiler, then again with it
+    out      a .png or .svg to draw it into, as an icicle
+    """
+    with progress_here(progress) as shown:
+        loaded = load_for(model, "eager", device, _options(model, options), shown)
+        found = measure(loaded, batch, name_of(model), seconds, progress=shown)
+    if out is not None:
+        found.draw(Path(out))
+    return found
 
 
 def index(

@@ -27,6 +27,7 @@ from vitkit.checkpoints.native import save
 from vitkit.data.dataset import Dataset
 from vitkit.data.keys import permutation
 from vitkit.data.source import Names, Source
+from vitkit.data.sources.arrays import channels_last
 from vitkit.errors import ConfigError, DataError, InputError, MissingPackage
 from vitkit.model.base import VisionModel
 from vitkit.prediction import open_model, stream
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
 __all__ = ["ViTClassifier", "ViTFeatures", "ViTRegressor"]
 
 ImageShape = Literal["square", "pad"] | tuple[int, ...]
-_MOST_CHANNELS = 4  # of N H W C; an axis that is longer is one of pixels
 
 
 class _Images(BaseEstimator):
@@ -365,7 +365,7 @@ def _channels_last(images: np.ndarray) -> np.ndarray:
         return images[..., None]
     if images.ndim != 4 or 0 in images.shape:
         raise InputError(f"X has the shape {images.shape}; give N H W, N H W C or N C H W")
-    return images if images.shape[3] <= _MOST_CHANNELS else images.transpose(0, 2, 3, 1)
+    return images if channels_last(images.shape) else images.transpose(0, 2, 3, 1)
 
 
 def _raise_if_unreadable(errors: Sequence[object], source: Source) -> None:

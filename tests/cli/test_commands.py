@@ -109,3 +109,20 @@ def test_threads_of_a_training_step_sleep_while_they_wait(
     monkeypatch.setattr(os, "environ", os.environ.copy())  # what is set stays here
     sleep_while_waiting(words)
     assert os.environ.get("OMP_WAIT_POLICY") == expected
+
+
+def test_a_table_is_never_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pipe a row is a line however long; on a narrow terminal long cells go on in the next line."""
+    from vitkit.cli.options import print_table
+
+    row = ("best.score", "run/" * 80, "12.50%")
+    print_table(("differs", "a", "b"), [row])
+    assert [line.split() for line in capsys.readouterr().out.splitlines() if "best.score" in line] == [list(row)]
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "60", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    print_table(("differs", "a", "b"), [row])
+    narrow = capsys.readouterr().out
+    assert "\u2026" not in narrow
+    assert narrow.count("/") == 80
+    assert "best.score" in narrow
+    assert "12.50%" in narrow

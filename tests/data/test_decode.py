@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from vitkit.data import decode as decoding
-from vitkit.data.decode import BadImage, decode, to_8_bits
+from vitkit.data.decode import BadImage, decode, to_8_bits, upright
 
 
 @pytest.mark.parametrize("name", list(making.good_files()))
@@ -127,3 +127,10 @@ def test_too_many_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broken_exif_block_does_not_make_a_image_unreadable() -> None:
     data = making.encode(making.photo(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff" + bytes(30))
     assert decode(data).size == (64, 48)
+
+
+def test_a_file_that_lacks_the_channels_of_a_model_is_not_called_damaged() -> None:
+    whole = next(iter(making.good_files().values()))
+    for read in (decode, lambda data, channels: upright(Image.open(io.BytesIO(data)), channels)):
+        with pytest.raises(BadImage, match=r"^files are read with 1 or 3 channels, not 5; put other data"):
+            read(whole, 5)

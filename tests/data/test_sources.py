@@ -196,7 +196,9 @@ def test_a_manifest_may_name_files_that_are_gone(tmp_path: Path) -> None:
 # --- arrays ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(30, 9, 8), (30, 9, 8, 3), (30, 3, 9, 8), (30, 7, 9, 8), (30, 9, 8, 1)])
+@pytest.mark.parametrize(
+    "shape", [(30, 9, 8), (30, 9, 8, 3), (30, 3, 9, 8), (30, 7, 9, 8), (30, 9, 8, 1), (30, 9, 8, 5), (30, 9, 8, 7)]
+)
 def test_arrays_of_any_layout(tmp_path: Path, shape: tuple[int, ...]) -> None:
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     np.savez(tmp_path / "a.npz", images=images, labels=np.arange(30) % 3, classes=["x", "y", "z"])
@@ -206,6 +208,17 @@ def test_arrays_of_any_layout(tmp_path: Path, shape: tuple[int, ...]) -> None:
     assert tuple(source.pixels.shape[-2:]) == (9, 8)
     batch = next(iter(Loader(source, Preprocessing(size=(9, 8)), 8, preset("strong", policy="trivial"))))
     assert batch.images.shape == (8, source.channels, 9, 8)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5, 13, 64, 200])
+@pytest.mark.parametrize("last", [True, False])
+def test_channels_of_square_arrays_are_found(tmp_path: Path, channels: int, last: bool) -> None:
+    """Also where there are more of them than pixels in a row."""
+    shape = (6, 16, 16, channels) if last else (6, channels, 16, 16)
+    np.savez(tmp_path / "a.npz", images=np.zeros(shape, np.uint8), labels=np.arange(6) % 2)
+    source = open_data(tmp_path / "a.npz").split("all")
+    assert source.pixels is not None
+    assert tuple(source.pixels.shape[1:]) == (channels, 16, 16)
 
 
 @pytest.mark.parametrize(

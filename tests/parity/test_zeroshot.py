@@ -112,6 +112,8 @@ def test_what_is_wrong_is_said(tmp_path) -> None:
         zeroshot(tmp_path, LABELS)
     vit = transformers.ViTModel(transformers.ViTConfig(**SMALL | MLP))
     vit.save_pretrained(tmp_path / "vit")
+    with pytest.raises(CheckpointError, match="vit-b/16 is a name of the zoo and has no trained weights"):
+        zeroshot("vit-b/16", LABELS, [TEMPLATE])
     with pytest.raises(CheckpointError, match="has no text tower"):
         zeroshot(tmp_path / "vit", LABELS)
 

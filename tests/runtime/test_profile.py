@@ -15,7 +15,8 @@ from vitkit.figures.profile import Slice, rows
 from vitkit.model.build import outline
 from vitkit.model.config import ViTConfig
 from vitkit.model.summary import layer_table
-from vitkit.runtime.profile import ADVICE, KINDS, PYTHON, Cell, Limits, Profile, machine_limits, profile
+from vitkit.runtime.limits import Limits, machine_limits
+from vitkit.runtime.profile import ADVICE, KINDS, PYTHON, Cell, Profile, profile
 
 CONFIG = ViTConfig(
     image_size=32, patch_size=8, width=32, depth=3, heads=2, mlp_width=64, classes=10, class_token=False, pooling="mean"

@@ -119,3 +119,23 @@ def test_runs_are_listed_sorted_and_compared(tmp_path: Path, command) -> None:
     assert "Did you mean" in command("runs", tmp_path / "runs", "--sort", "beest")[2]
     assert "two runs" in command("runs", folders[0], "--compare")[2]
     assert "no folder" in command("runs", tmp_path / "absent")[2]
+
+
+def test_tables_of_runs_have_scores_as_every_other_table(tmp_path: Path, command) -> None:
+    """Accuracy in percent, R2 as a number; in JSON both are numbers."""
+    planted = {"top1": ("top1", 0.075, 0.5), "r2": ("r2", 0.075, -1.25), "labels": ("map", 0.125, 1.0)}
+    for name, (metric, score, test) in planted.items():
+        best = {"score": score, metric: score, "loss": 2.3, "step": 4}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"train": vitkit.TrainConfig(data="d").to_dict()}))
+        result = {"best": best, "test": {metric: test}, "metric": metric, "higher": True, "steps": 4, "seconds": 0.5}
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
+    lines = {Path(line.split()[0]).name: line for line in command("runs", tmp_path)[1].splitlines() if line.split()}
+    expected = {"top1": ("7.50%", "50.00%"), "r2": ("0.0750", "-1.2500"), "labels": ("12.50%", "100.00%")}
+    for name, shown in expected.items():
+        assert all(f" {score} " in lines[name] for score in shown), lines[name]
+        assert " 0.5 " in lines[name]  # seconds
+    compared = [line.split() for line in command("runs", tmp_path, "--compare", "--sort", "best")[1].splitlines()]
+    assert ["best.score", "0.0750", "7.50%", "12.50%"] in compared
+    numbers = {Path(row["run"]).name: row["best"] for row in json.loads(command("runs", tmp_path, "--json")[1])}
+    assert numbers == {"top1": 0.075, "r2": 0.075, "labels": 0.125}

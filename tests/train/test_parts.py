@@ -1,11 +1,13 @@
 """The pieces of training, each against a closed form."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import vitkit
@@ -226,6 +228,24 @@ def test_patch_dropout_keeps_prefix_and_order() -> None:
         Trainee(vitkit.create("mu", positions="rope-2d"), patch_dropout=0.5)
 
 
+def test_what_was_asked_for_is_said_before_the_run(tmp_path: Path, command) -> None:
+    for name, count in (("rare", 3), ("common", 12)):
+        for i in range(count):
+            path = tmp_path / "photos" / "train" / name / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (32, 32), (20 * i, 90, 20)).save(path)
+    vitkit.save(vitkit.create("mu", classes=2), tmp_path / "t.safetensors", class_names=("common", "rare"))
+    args = ("train", tmp_path / "photos", "--model", "mu", "--image-size", 32, "--steps", 1, "--set", "baseline=no")
+    asked = ("--set", "class_weights=true", "--set", f"teacher={tmp_path / 't.safetensors'}")
+    code, _, err = command(*args, *asked, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert re.search(r"teacher: .*t\.safetensors, 50% of the loss, by its decisions", err)
+    assert re.search(r"class weights: from 0\.\d+ for common to [\d.]+ for rare", err)
+    assert (
+        "--lora adapts a trained model; name one with --init" in command(*args, "--lora", 2, "--out", tmp_path / "l")[2]
+    )
+
+
 def test_distillation_from_a_teacher() -> None:
     student = randomize(vitkit.create("mu", distillation_token=True))
     teacher = randomize(vitkit.create("mu"), seed=5)
@@ -242,6 +262,16 @@ def test_distillation_from_a_teacher() -> None:
     assert task.loss(Trainee(plain_student), IMAGES, labels).abs() < 1e-5  # its own teacher has nothing to add
     with pytest.raises(ConfigError, match="fine-tune the teacher on this data first"):
         Teacher(vitkit.create("mu", classes=7), student, 0.5, 0.0)
+    named = [randomize(vitkit.create("mu", classes=2)) for _ in range(2)]
+    for one, names in zip(named, (("ants", "bees"), ("bees", "ants")), strict=True):
+        one.outputs = Outputs(names=names)
+    answers = Teacher(named[0], named[1], 0.5, 0.0)(IMAGES)
+    assert torch.equal(answers, named[0](IMAGES).flip(-1)), "classes are those of that name, not of that place"
+    named[1].outputs = Outputs(names=("ants", "wasps"))
+    with pytest.raises(ConfigError, match=r"bees; the data has wasps instead.*fine-tune the teacher"):
+        Teacher(named[0], named[1], 0.5, 0.0)
+    named[1].outputs = Outputs(names=("0", "1"))  # numbers: the place
+    assert torch.equal(Teacher(named[0], named[1], 0.5, 0.0)(IMAGES), named[0](IMAGES))
     with pytest.raises(ConfigError, match="cannot learn from a teacher"):
         Toy(Outputs(), 0).learn_from(Teacher(teacher, student, 0.5, 0.0))
 

@@ -290,6 +290,20 @@ def test_fine_tuning_at_twice_the_size(short: dict, tmp_path: Path, monkeypatch:
         assert vitkit.load(tmp_path / name).config == vitkit.load(tmp_path / "tuned").config
 
 
+def test_fine_tuning_adapts_the_first_filters_to_the_channels(tmp_path: Path, command) -> None:
+    """Five channels as they are; grey images are shown to filters for colour as colour, so these stay."""
+    random = np.random.default_rng(0)
+    vitkit.save(vitkit.create("mu", image_size=32), tmp_path / "colour.safetensors")
+    for channels, expected in ((5, 5), (1, 3)):
+        x = random.integers(0, 255, (20, 32, 32, channels), dtype=np.uint8)
+        np.savez(tmp_path / f"{channels}.npz", x_train=x, y_train=np.arange(20) % 2)
+        args = ("--init", tmp_path / "colour.safetensors", "--steps", "1", "--out", tmp_path / f"run{channels}")
+        code, _, err = command("train", tmp_path / f"{channels}.npz", *args)
+        assert code == 0, err
+        assert vitkit.load(tmp_path / f"run{channels}").config.channels == expected
+        assert ("adapted from 3 to 5 channels" in err) is ("in 5 channels" in err) is (channels == 5)
+
+
 def test_a_run_is_never_overwritten(short: dict) -> None:
     vitkit.train(TrainConfig(**{**short, "steps": 2}))
     with pytest.raises(TrainError, match="already holds a run; continue it with --resume"):

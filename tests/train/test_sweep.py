@@ -38,6 +38,7 @@ def test_a_sweep_is_resumed_without_repeating(tmp_path: Path, command) -> None:
     code, out, err = command(*args, "--resume")
     assert code == 0, err
     assert "Best:" in out
+    assert f"{found[0]['best']:.2%}" in out
     assert (tmp_path / "s" / "001" / "result.json").stat().st_mtime_ns == kept
     assert (tmp_path / "s" / "002" / "result.json").is_file()
     other = ("sweep", "digits", "--set", "lr=1e-3,1e-1", *SHORT, "--out", tmp_path / "s", "--resume")

@@ -23,7 +23,8 @@ HUB_WEIGHTS = ["model.safetensors", _INDEX, "open_clip_model.safetensors"]
 HUB_WEIGHTS += ["pytorch_model.bin", "open_clip_pytorch_model.bin"]
 # The files of a folder that may hold the weights, best first: of a run, of the hub, others.
 WEIGHTS = ("best.safetensors", "last.safetensors", *HUB_WEIGHTS, "model.pth", "model.npz")
-_SOURCE = "a file, a folder, a run directory, hf:owner/name, timm:name, or a name of `vitkit zoo`"
+_TRAINED = "a file, a folder, a run directory, hf:owner/name, timm:name"
+_SOURCE = f"{_TRAINED}, or a name of `vitkit zoo`"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 
 
@@ -43,6 +44,10 @@ def locate(source: str | Path, more: Sequence[str] = ()) -> Path:
             return path
     except OSError as e:  # a name too long for the file system, say
         raise CheckpointError(f"{str(source)[:200]!r} cannot be opened ({e.strerror}); give {_SOURCE}") from e
+    if str(source) in zoo.ZOO:
+        raise CheckpointError(
+            f"{source} is a name of the zoo and has no trained weights, as needed here; give {_TRAINED}"
+        )
     in_folder = path.parent.is_dir() and path.parent != Path()
     known = [p.name for p in path.parent.iterdir()] if in_folder else zoo.ZOO
     near = did_you_mean(path.name if in_folder else str(source), known)

@@ -43,6 +43,7 @@ def _merge_spec(text: str) -> int | str:
 
 
 _LISTED = 10  # lines of a long list
+_ENDLESS = 100_000  # characters; a table is no wider than its content
 model_names = keys_of("vitkit.model.zoo", "ZOO")
 _MODEL = "A checkpoint, a run directory, a URL of either, hf:owner/name, timm:name, or a name of `vitkit zoo`."
 DATA_HELP = (
@@ -174,11 +175,11 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], left: int
     from rich.table import Table
 
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:  # a file or a pipe has no width: never cut a line there
-        console.width = 200
+    if not console.is_terminal:  # a file or a pipe has no width: a row is a line there, however long
+        console.width = _ENDLESS
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+        table.add_column(column, justify="left" if i < left else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(one_line, row))
     console.print(table)

@@ -57,13 +57,15 @@ def runs(
         lines = differences(found)
         if as_json:
             return opt.print_json({"runs": names, "differences": dict(lines)})
-        return opt.print_table(("differs", *names), [(name, *map(_cell, values)) for name, values in lines])
+        texts = [(name, *(run.text(name, v) for run, v in zip(found, values, strict=True))) for name, values in lines]
+        return opt.print_table(("differs", *names), texts)
     rows = [run.row() for run in found]
     if as_json:
         return opt.print_json([{**row, "config": run.config} for row, run in zip(rows, found, strict=True)])
     if not rows:
         return echo(f"no runs in {', '.join(folders or ['runs'])}; start one with: vitkit train DATA")
-    return opt.print_table(COLUMNS, [[_cell(row[column]) for column in COLUMNS] for row in rows], left=5)
+    cells = [[run.text(column, row[column]) for column in COLUMNS] for row, run in zip(rows, found, strict=True)]
+    return opt.print_table(COLUMNS, cells, left=5)
 
 
 def track(
@@ -118,13 +120,7 @@ def sweep(
         )
     opt.print_table(
         ("run", "settings", "state", "best"),
-        [(str(t.folder), " ".join(t.settings), t.state, _cell(best)) for t, best in rows],
+        [(str(t.folder), " ".join(t.settings), t.state, t.run.text("best", b) if t.run else "") for t, b in rows],
         left=3,
     )
     return echo(f"Best: {found[0].folder}. Next: vitkit evaluate {found[0].folder} {data}")
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "" if value is None else str(value)

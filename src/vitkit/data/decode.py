@@ -193,4 +193,6 @@ def _reason(error: Exception, raw: bytes) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return f"too many pixels, beyond the limit of {MAX_PIXELS:,} (a decompression bomb?)"
     text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, DataError):  # our own words
+        return text
     return f"truncated: {text}" if "truncated" in text.lower() else f"damaged: {text}"

@@ -37,6 +37,10 @@ def read_pixels(pixels: Tensor, pre: Preprocessing, channels: int) -> Tensor:
     return prepare_pixels(match_channels(pixels, channels), pre)
 
 
+def can_match(have: int, channels: int) -> bool:
+    return have in (1, channels) or (have == 3 and channels == 1)
+
+
 def match_channels(pixels: Tensor, channels: int) -> Tensor:
     """(N, C, H, W) with the wanted number of channels: grey is repeated, colour becomes grey by luma."""
     have = pixels.shape[1]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from vitkit.figures.style import COLOURS, GREY, INK, LINE, Axes, Figure, new_figure, percent
+from vitkit.figures.style import COLOURS, GREY, INK, LINE, Axes, Figure, new_figure, percent, save_png, styled
 
 _CHARACTER = 0.0135  # of the figure's width, at this size of letters
 _SHOWN = 0.001  # of the time: a kind that takes less is not in the legend
@@ -18,14 +19,28 @@ class Slice(NamedTuple):
     seconds: float
 
 
+def save_icicle(slices: Sequence[Slice], out: Path, name: str, batch: int) -> None:
+    """Into a .png or .svg, with what takes the most as its title."""
+    by_kind = _by_kind(slices)
+    total, first = sum(by_kind.values()), max(by_kind, key=by_kind.__getitem__)
+    title = f"{name}, batch {batch}: {1e3 * total:.1f} ms, {by_kind[first] / total:.0%} {first}"
+    alt = f"The time of a batch by layer, part and kind of work; {first} take the most."
+    with styled():
+        save_png(draw_icicle(slices, name), out, title, alt)
+
+
+def _by_kind(slices: Sequence[Slice]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in slices:
+        found[one.kind] = found.get(one.kind, 0.0) + one.seconds
+    return found
+
+
 def draw_icicle(slices: Sequence[Slice], name: str) -> Figure:
     """Time across, in the order in which layers ran; below each layer its parts, below these the kinds of work."""
     from matplotlib.patches import Patch, Rectangle
 
-    total = sum(one.seconds for one in slices)
-    by_kind: dict[str, float] = {}
-    for one in slices:
-        by_kind[one.kind] = by_kind.get(one.kind, 0.0) + one.seconds
+    total, by_kind = sum(one.seconds for one in slices), _by_kind(slices)
     kinds = sorted(by_kind, key=lambda kind: -by_kind[kind])
     colours = dict(zip(kinds, (*COLOURS, *_MORE), strict=False))
     figure = new_figure(3.4)

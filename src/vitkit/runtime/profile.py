@@ -19,19 +19,23 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.profiler_util import FunctionEvent
 
 from vitkit.data import normalise
-from vitkit.display import Part, Shown
+from vitkit.display import Grid, Part, Shown
 from vitkit.errors import ConfigError
+from vitkit.figures.profile import Slice, save_icicle
 from vitkit.progress import SILENT, Progress
 from vitkit.runtime.base import config_of, made_up
+from vitkit.runtime.limits import Limits, machine_limits
 
 MARK = "vitkit: "  # before the path of a module
 PYTHON = "Python and dispatch"
+COLUMNS = ("kind of work", "ms", "share", "GFLOP", "of the limit")
 KINDS: dict[str, tuple[str, ...]] = {  # kind of work -> operations, without "aten::"
     "matrix products": ("addmm", "mm", "bmm", "baddbmm", "_addmm_activation", "mkldnn_linear"),
     "attention": ("scaled_dot_product_attention", "softmax", "_softmax"),
@@ -60,17 +64,6 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What this machine can do with these threads."""
-
-    flops: float  # per second, in a large matrix product
-    bandwidth: float  # bytes per second, read and written
-
-    def seconds(self, flops: float, moved: float) -> float:
-        return max(flops / self.flops, moved / self.bandwidth)
-
-
-@dataclass(frozen=True)
 class Line:
     """A row of a table: a kind or a layer."""
 
@@ -84,6 +77,11 @@ class Line:
     def reached(self) -> float | None:
         """Of the limit; None where nothing is computed."""
         return self.limit / self.seconds if self.seconds and self.limit else None
+
+    def cells(self) -> tuple[str, ...]:
+        flops = f"{self.flops / 1e9:.2f}" if self.flops else ""
+        reached = "" if self.reached is None else f"{min(1.0, self.reached):.0%}"
+        return self.name, f"{1e3 * self.seconds:.2f}", f"{self.share:.1%}", flops, reached
 
 
 @dataclass(frozen=True)
@@ -130,9 +128,12 @@ class Profile(Shown):
     def advice(self) -> list[str]:
         return [words for rule in ADVICE if (words := rule(self))]
 
+    def draw(self, out: Path) -> None:
+        save_icicle([Slice(cell.path, cell.kind, cell.seconds) for cell in self.cells], out, self.name, self.batch)
+
     def parts(self) -> Iterable[Part]:
-        lines = [f"{line.name}: {line.share:.0%}" for line in self.by_kind]
-        yield f"{self.name}, batch {self.batch}: {1e3 * self.seconds:.1f} ms; {', '.join(lines)}"
+        yield f"{self.name}, batch {self.batch}: {1e3 * self.seconds:.1f} ms, {self.batch / self.seconds:.1f} img/s"
+        yield Grid([COLUMNS, *(line.cells() for line in self.by_kind)])
         yield "\n".join(self.advice())
 
     def to_dict(self) -> dict[str, object]:
@@ -206,6 +207,13 @@ _NEAR = 0.6  # of the limit
 ADVICE = (_busy, _small_batch, _at_limit, _far_from_limit, _many_tokens, _between_products, _idle_cores)
 
 
+def name_of(model: object) -> str:
+    """What a model is called: the name of its file, or how it was asked for."""
+    if not isinstance(model, str | Path):
+        return "model"
+    return Path(model).name if Path(model).exists() else str(model)
+
+
 # --- measuring ----------------------------------------------------------------------------------------------
 
 
@@ -256,27 +264,6 @@ def _median(run: Callable[[], None], seconds: float) -> tuple[float, int]:
         run()
         taken.append(time.perf_counter() - start)
     return statistics.median(taken), len(taken)
-
-
-def machine_limits(dtype: torch.dtype, device: torch.device, side: int = 1024) -> Limits:
-    """The best of several large matrix products, and of several copies of what no cache holds."""
-    with torch.inference_mode():
-        a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
-        source, target = (torch.ones(1 << 24, device=device) for _ in range(2))  # 64 MB each
-        product, copy = partial(torch.mm, a, b, out=torch.empty_like(a)), partial(target.copy_, source)
-        best = {}
-        for name, run in (("product", product), ("copy", copy)):
-            run()
-            best[name] = min(_seconds(run, device) for _ in range(8))
-    return Limits(2 * side**3 / best["product"], 2 * source.nbytes / best["copy"])
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    start = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Shapes: B images, P prefix tokens, N patches, D width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
+from vitkit.model.base import Outputs
 from vitkit.model.build import Model
 from vitkit.model.config import Preprocessing
 from vitkit.model.vit import ViT
@@ -84,6 +86,7 @@ class Teacher(nn.Module):
         if getattr(about, "classes", ours.classes) != ours.classes:
             asked = f"the teacher has {about.classes} outputs and the data asks for {ours.classes}"
             raise ConfigError(f"{asked}; fine-tune the teacher on this data first")
+        self.order = _order(*(getattr(one, "outputs", Outputs()).names for one in (model, student)))
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
@@ -96,4 +99,15 @@ class Teacher(nn.Module):
         if tuple(images.shape[-2:]) != self.theirs.size:
             images = F.interpolate(images, self.theirs.size, mode="bicubic", antialias=True)
         output: Tensor = self.model(images)
-        return output
+        return output if self.order is None else output[..., self.order]
+
+
+def _order(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
+    """The outputs of a teacher in our order, by name; None: as they are, also where a side has no names or numbers."""
+    if not theirs or tuple(theirs) == tuple(ours) or all(name.isdecimal() for name in ours):
+        return None
+    if set(theirs) != set(ours):
+        only, missing = (", ".join(sorted(a)[:5]) for a in (set(theirs) - set(ours), set(ours) - set(theirs)))
+        other = f"the teacher has classes that are not in the data: {only}; the data has {missing} instead"
+        raise ConfigError(f"{other}. Give a teacher of these classes, or fine-tune the teacher on this data first")
+    return [theirs.index(name) for name in ours]

@@ -6,14 +6,16 @@ What a choice was measured to be worth stands beside it.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
-from vitkit.data import Source, drop_unsafe_flip, preset
+from vitkit.data import Source, class_weights, drop_unsafe_flip, preset
 from vitkit.data.dataset import Dataset
 from vitkit.data.decode import BadImage
+from vitkit.data.preprocess import can_match
 from vitkit.errors import ConfigError
 from vitkit.model import zoo
 from vitkit.model.config import AnyConfig, Size, ViTConfig
@@ -45,8 +47,11 @@ def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig |
     size, count, fine = image_size(source), len(source), config.init is not None
     if config.freeze == "backbone" and not fine:
         raise ConfigError("--freeze backbone learns on top of a trained model; name one with --init")
+    if config.lora and not fine:
+        raise ConfigError("--lora adapts a trained model; name one with --init")
     splits = ", ".join(f"{split} {images:,}" for split, images in data.splits.items())
     pixels = f"about {size[1]}x{size[0]} pixels (width x height)"
+    pixels += "" if source.channels in (1, 3) else f" in {source.channels} channels"
     few = "" if fine or task.pretrains else few_images(count, max(size))
     reasons = [f"data: {sum(data.splits.values()):,} images ({splits}) of {pixels}, {task.describe()}"]
     reasons += [few] if few else []
@@ -59,7 +64,7 @@ def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig |
     if batch % world.size:
         raise ConfigError(f"--batch-size {batch} must be divided by the {world.size} processes")
     choices: Choices = {"batch_size": batch, "loss": task.loss_name}
-    choices |= fill_model(config, source, size, world, reasons, task)
+    choices |= fill_model(config, source, size, world, reasons, task, init)
     choices |= choose_length(config, count, batch, reasons, task)
     choices |= choose_optimizer(config, batch, init, reasons, task.pretrains)
     if task.pretrains:
@@ -70,7 +75,18 @@ def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig |
         choices["workers"] = 0 if source.pixels is not None else max(1, (os.cpu_count() or 1) // world.size)
     if len(task.losses) == 1 or config.loss:
         reasons.append(f"loss: {task.loss_name}, for {task.describe()}")
-    return config.replace(**choices), reasons
+    return config.replace(**choices), [*reasons, *said_of_loss(config, source)]
+
+
+def said_of_loss(config: TrainConfig, source: Source) -> Iterator[str]:
+    """What was asked for and shows nowhere else."""
+    if config.class_weights:
+        weights = {name: w for name, w in zip(source.classes, class_weights(source.counts).tolist(), strict=True) if w}
+        low, high = min(weights, key=weights.__getitem__), max(weights, key=weights.__getitem__)
+        yield f"class weights: from {weights[low]:.2f} for {low} to {weights[high]:.2f} for {high}"
+    if config.teacher:
+        how = f"probabilities at temperature {config.temperature:g}" if config.temperature else "decisions"
+        yield f"teacher: {config.teacher}, {config.teacher_share:.0%} of the loss, by its {how}"
 
 
 def check_pretraining(config: TrainConfig, task: Task, size: Size, batch: int, init: AnyConfig | None) -> None:
@@ -89,11 +105,21 @@ def check_pretraining(config: TrainConfig, task: Task, size: Size, batch: int, i
 
 
 def fill_model(
-    config: TrainConfig, source: Source, size: Size, world: World, reasons: list[str], task: Task
+    config: TrainConfig,
+    source: Source,
+    size: Size,
+    world: World,
+    reasons: list[str],
+    task: Task,
+    init: AnyConfig | None = None,
 ) -> Choices:
     """The model where none was named, and the channels of the images."""
     if config.init is not None:
-        return {}
+        wanted = init.channels if init is not None else 0
+        if not wanted or "channels" in config.changes or can_match(source.channels, wanted):
+            return {}
+        reasons.append(f"model: the first filters are adapted from {wanted} to {source.channels} channels")
+        return {"changes": {"channels": source.channels, **config.changes}}
     if config.model:
         return {} if "channels" in config.changes else {"changes": {"channels": source.channels, **config.changes}}
     name, changes, why = choose_model(size, source.channels, world, config.budget / len(source))

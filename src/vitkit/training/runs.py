@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitkit.errors import ConfigError, DataError, did_you_mean
 from vitkit.io import read_json
+from vitkit.tasks import TASKS, Metric
 from vitkit.training.config import TrainConfig
 from vitkit.training.log import read
 
@@ -29,6 +30,15 @@ class Run:
     def metric(self) -> str:
         """The one that the best weights were chosen by; runs of version 0.1 do not say."""
         return str(self.result.get("metric", "top1" if "top1" in self._dict("best") else ""))
+
+    def text(self, name: str, value: object) -> str:
+        """A value of `row` or of `differences` for people: scores as their task writes them."""
+        if not isinstance(value, float):
+            return "" if value is None else str(value)
+        if self.metric and name.rpartition(".")[2] in ("best", "test", "score", "top5", self.metric):
+            known = (task.score for task in TASKS.values() if task.score.key == self.metric)
+            return next(known, Metric(self.metric, self.metric)).text(value)
+        return f"{value:.4g}"
 
     @property
     def best(self) -> float | None:

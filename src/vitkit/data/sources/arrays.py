@@ -151,6 +151,12 @@ def _find_parts(path: Path, arrays: Sequence[str], labelled: bool) -> dict[str, 
     raise DataError(f"{path} holds {have}; name its arrays images and labels, or x_train, y_train, x_test, y_test")
 
 
+def channels_last(shape: Sequence[int]) -> bool:
+    """Whether four axes are N H W C, not N C H W: a square is pixels; else the shorter of the outer two is channels."""
+    _, first, middle, last = shape
+    return first == middle if (first == middle) != (middle == last) else last < first
+
+
 def _part(path: Path, arrays: Mapping[str, np.ndarray], x: str, y: str) -> Part:
     """Images N H W, N H W C or N C H W -> N C H W; and their labels."""
     images = arrays[x]
@@ -166,7 +172,7 @@ def _part(path: Path, arrays: Mapping[str, np.ndarray], x: str, y: str) -> Part:
         raise DataError(f"{path}: {y} must hold whole numbers of shape (N,) or (N, classes), not {found}")
     if images.ndim == 3:
         images = images[:, None]
-    elif images.ndim == 4 and images.shape[-1] <= 4 < images.shape[1]:
+    elif images.ndim == 4 and channels_last(images.shape):
         images = images.transpose(0, 3, 1, 2)
     if images.ndim != 4 or 0 in images.shape:
         raise DataError(f"{path}: {x} must be N H W, N H W C or N C H W, not {images.shape}")
