@@ -306,3 +306,9 @@ def test_a_new_model_whitens_the_images_it_is_to_learn_from(tmp_path: Path) -> N
     expected = Whitening(1, 8)
     expected.fit(images)
     torch.testing.assert_close(found, expected.weight, atol=1e-4, rtol=1e-4)
+
+
+def test_a_name_without_weights_is_not_fine_tuned(squares: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no trained weights; train it from scratch with --model vit-b/16"):
+        vitkit.train(squares, init="vit-b/16", out=tmp_path / "run", steps=1)
+    assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from vitkit.model.base import VisionModel
 from vitkit.model.build import Model, create, outline
 from vitkit.model.stem import WhitenedStem
 from vitkit.model.vit import ViT
+from vitkit.model.zoo import ZOO
 from vitkit.progress import Progress
 from vitkit.storage import workplace
 from vitkit.tasks import Settings, Task
@@ -92,6 +94,9 @@ def task_for(config: TrainConfig, source: Source) -> Task:
 
 def open_init(config: TrainConfig) -> Checkpoint | None:
     """The checkpoint to fine-tune, looked into but not yet adapted."""
+    if config.init in ZOO and not Path(config.init).exists():
+        hint = f"train it from scratch with --model {config.init}, or give --init a checkpoint"
+        raise ConfigError(f"{config.init} is a name of the zoo and has no trained weights; {hint}")
     return None if config.init is None else open_checkpoint(config.init, _options(config))
 
 
