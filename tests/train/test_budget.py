@@ -195,10 +195,13 @@ def test_an_image_is_timed_with_as_few_as_will_do(
     assert seen == runs
 
 
-def test_costs_are_measured_without_a_trace(short: dict) -> None:
+def test_costs_are_measured_without_a_trace(short: dict, tmp_path: Path) -> None:
     """Neither weights nor random numbers nor files of the run know of it."""
     world, data = worlds.join(), open_data(short["data"])
-    config = TrainConfig(**{**short, "model": "", "init": "vit-8px/2", "steps": 0, "budget": 60.0})
+    vitkit.save(vitkit.create("vit-8px/2"), tmp_path / "init.safetensors")
+    config = TrainConfig(
+        **{**short, "model": "", "init": str(tmp_path / "init.safetensors"), "steps": 0, "budget": 60.0}
+    )
     init = open_init(config)
     assert init is not None
     config, _ = complete(config, data, world, init.config)
