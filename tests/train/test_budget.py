@@ -198,7 +198,7 @@ def test_an_image_is_timed_with_as_few_as_will_do(
 def test_costs_are_measured_without_a_trace(short: dict, tmp_path: Path) -> None:
     """Neither weights nor random numbers nor files of the run know of it."""
     world, data = worlds.join(), open_data(short["data"])
-    vitkit.save(vitkit.create("vit-8px/2"), tmp_path / "init.safetensors")
+    vitkit.save(vitkit.create("vit-8px/2", **short["changes"]), tmp_path / "init.safetensors")
     config = TrainConfig(
         **{**short, "model": "", "init": str(tmp_path / "init.safetensors"), "steps": 0, "budget": 60.0}
     )
