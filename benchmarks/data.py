@@ -127,7 +127,7 @@ def tolerance(source: Source) -> dict[str, object]:
     for index in range(min(24, len(source))):
         draws = np.random.default_rng(index).random(40)
         exact = _Exact(source, PRE, TRAIN)
-        a, b = (s._pixels(index, draws).numpy().astype(int) for s in (quick, exact))
+        a, b = (s._read_crop(index, draws, TRAIN).numpy().astype(int) for s in (quick, exact))
         differences.append(np.abs(a - b))
     worst = np.stack(differences)
     return {"draft: levels of 255": {"mean": round(float(worst.mean()), 3), "99%": float(np.percentile(worst, 99))}}
@@ -136,7 +136,7 @@ def tolerance(source: Source) -> dict[str, object]:
 class _Exact(Samples):
     """The same crops with every pixel decoded."""
 
-    def _random_crop(self, index: int, draws: np.ndarray, augment: Augment) -> torch.Tensor:
+    def _read_crop(self, index: int, draws: np.ndarray, augment: Augment) -> torch.Tensor:
         from vitkit.data.augment import random_box
 
         image = decode(self.source.encoded(index))

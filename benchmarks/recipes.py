@@ -30,7 +30,9 @@ from vitkit import TrainConfig, ViTConfig
 from vitkit.data import Loader, normalise, open_data, preset
 from vitkit.evaluation import evaluation_loader, quick
 from vitkit.model import zoo
+from vitkit.model.base import Outputs
 from vitkit.model.stem import build_stem
+from vitkit.tasks.table import task_for
 from vitkit.training import optim
 from vitkit.training.recipe import choose_model
 from vitkit.training.run import train
@@ -94,7 +96,7 @@ def stem_alone(seconds: float, seed: int) -> dict[str, Any]:
             if spent >= seconds:
                 break
     test = evaluation_loader(open_data("cifar10").split("test"), config)
-    accuracy = quick(model, test)["top1"]
+    accuracy = quick(model, test, task=task_for(Outputs(), 10))["top1"]
     return {
         "model": f"stem of {name}",
         "test": accuracy,

@@ -35,6 +35,8 @@ from systems import SYSTEMS, shape
 from vitkit import TrainConfig
 from vitkit.data import Loader, drop_unsafe_flip, normalise, open_data, preset
 from vitkit.evaluation import evaluation_loader, quick
+from vitkit.model.base import Outputs
+from vitkit.tasks.table import task_for
 from vitkit.training.optim import rate
 from vitkit.training.run import train
 
@@ -51,7 +53,7 @@ def peer(system: str, data: str, seconds: float, seed: int) -> dict[str, Any]:
     logits_of, model = SYSTEMS[system](config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     loader = Loader(source, config.preprocessing, BATCH, augment=drop_unsafe_flip(preset("light"), source.flip_safe))
-    test = evaluation_loader(open_data(data).split("test"), config)
+    test, task = evaluation_loader(open_data(data).split("test"), config), task_for(Outputs(), len(source.classes))
     spent, images, looks = 0.0, 0, []
     start = time.monotonic()  # moved on by the time that evaluations take
     while spent < seconds:
@@ -66,7 +68,7 @@ def peer(system: str, data: str, seconds: float, seed: int) -> dict[str, Any]:
             images += len(batch)
             if spent >= min(seconds, (len(looks) + 1) / LOOKS * seconds):
                 paused = time.monotonic()
-                top1 = quick(model, test)["top1"]
+                top1 = quick(model, test, task=task)["top1"]
                 start += time.monotonic() - paused
                 looks.append({"seconds": round(spent, 1), "test": round(top1, 4)})
                 _say(system, data, looks[-1])

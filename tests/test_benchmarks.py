@@ -55,3 +55,13 @@ def test_shards_are_read_by_one_rank_each(tmp_path: Path) -> None:
     epochs = [row for row in found["rows"] if "shards opened" in row]
     assert [(row["shards opened"], row["shards opened by more than one rank"]) for row in epochs] == [(200, 0)] * 3
     assert {row["samples"] for row in epochs} == {20_000 // 256 * 256}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["timm", "vit-pytorch"])
+def test_a_peer_is_trained_and_tested(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from time_to_accuracy import peer
+
+    row = peer(system, "digits", seconds=1.0, seed=0)
+    assert 0 < row["looks"][-1]["test"] <= 1
