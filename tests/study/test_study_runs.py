@@ -1,5 +1,6 @@
 """Trainings are remembered one by one; a killed study resumes to the same result; budgets become steps."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -141,6 +143,29 @@ def test_weights_are_taken_over_with_their_positions(tiny: str) -> None:
     fresh = start(dataclasses.replace(after, fresh_positions=True), sets)
     assert torch.equal(fresh.head.classifier.weight, old.head.classifier.weight)
     assert not torch.allclose(fresh.positions.learned[1], table[0, 0], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_trainings(tiny: str, tmp_path: Path) -> None:
+    """A million steps are under way in two processes; they end with the command."""
+    command = [sys.executable, "-m", "vitkit", "study", "pooling", "--data", tiny, "--steps", "3000000", "--seeds", "1"]
+    command += ["--workers", "2", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        assert wait_for(lambda: len(psutil.Process(process.pid).children()) >= 3)  # two, and Python's tracker
+        time.sleep(5)  # they have begun
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            assert process.wait(timeout=60) == 130
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
 
 
 @pytest.mark.slow

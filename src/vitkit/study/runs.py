@@ -20,7 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, repeat
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
@@ -128,6 +128,9 @@ class Trainer:
     def __exit__(self, *error: object) -> None:
         torch.set_num_threads(self.threads)
         if self.pool is not None:
+            if any(error):  # nobody waits for what is under way: it is remembered whole, or not at all
+                for process in active_children():
+                    process.terminate()
             self.pool.shutdown(cancel_futures=True)
 
     def __call__(self, runs: Sequence[Run]) -> Iterator[tuple[int, Outcome, bool]]:

@@ -210,11 +210,10 @@ class Result:
         """Why the result is not to be trusted; empty when it can be, or when what it looks for was seen."""
         context, found = self.context, list[str]()
         gap, effect = interval(self.study.effects(self.table)), context.effect
-        if not gap.covers_zero or (gap.known and -effect < gap.low <= gap.high < effect):
-            pass  # it is there, or smaller than what was looked for
-        elif context.power is None:
+        decided = not gap.covers_zero or (gap.known and -effect < gap.low <= gap.high < effect)  # there, or too small
+        if context.power is None:
             found.append(f"underpowered: one seed cannot show {self.study.sought}")
-        elif context.power < POWER:
+        elif context.power < POWER and not decided:
             found.append(f"underpowered: {self.study.sought} would be seen by {context.power:.0%} of such studies")
         if context.plateau is False:
             found.append("short: the budget ended before longer trainings stopped to gain")
