@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from vitkit.cli.main import app
 from vitkit.errors import ConfigError, DataError
-from vitkit.study.compare import agreements, unpaired
+from vitkit.study.compare import agreements, read_result, unpaired
 
 
 def result(arms: dict[str, list[float]], name: str = "pooling", effect: float = 0.02) -> dict[str, object]:
@@ -48,6 +48,10 @@ def test_wrong_files_are_answered(tmp_path: Path) -> None:
         agreements({"study": "a"}, {"study": "a"})
     with pytest.raises(DataError, match="no arm in common"):
         agreements(result({"a": [0.1]}), result({"b": [0.1]}))
+    for text in ("# no JSON", "[1, 2]"):
+        (tmp_path / "other.md").write_text(text)
+        with pytest.raises(DataError, match=r"give the NAME\.json"):
+            read_result(tmp_path / "other.md")
     path = tmp_path / "a.json"
     path.write_text(json.dumps(result({"a": [0.5, 0.51]})))
     done = CliRunner().invoke(app, ["study", "compare", str(path)])

@@ -84,12 +84,11 @@ def _told(result: Result, out: Path) -> str:
 
 
 def _compare(results: list[Path], as_json: bool) -> None:
-    from vitkit.io import read_json
-    from vitkit.study.compare import agreements
+    from vitkit.study.compare import agreements, read_result
 
     if len(results) != 2:
         raise ConfigError("compare two results: vitkit study compare A.json B.json")
-    found = agreements(*(read_json(path) for path in results))
+    found = agreements(*map(read_result, results))
     if as_json:
         opt.print_json([asdict(one) for one in found])
     else:

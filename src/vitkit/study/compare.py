@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from vitkit.errors import DataError
+from vitkit.io import read_json
 from vitkit.study.numbers import ALIKE, Interval, deviation, quantile
 
 Result = Mapping[str, object]  # what NAME.json holds
+_WANTED = "give the NAME.json that `vitkit study NAME` writes"
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,16 @@ class Agreement:
     second: float
     gap: Interval  # first - second, 95%
     verdict: str  # "agrees", "differs" or "open"
+
+
+def read_result(path: Path) -> Result:
+    try:
+        found = read_json(path)
+    except ValueError as e:
+        raise DataError(f"{path} is no JSON ({e}); {_WANTED}") from e
+    if not isinstance(found, dict):
+        raise DataError(f"{path} is no result of a study; {_WANTED}")
+    return found
 
 
 def agreements(first: Result, second: Result) -> list[Agreement]:
@@ -42,7 +55,7 @@ def _arms(result: Result) -> dict[str, list[float]]:
     try:
         return {arm["arm"]: list(map(float, arm["accuracy_by_seed"])) for arm in result["arms"]}  # type: ignore[attr-defined]
     except (KeyError, TypeError, ValueError):
-        raise DataError("this is no result of a study; give the NAME.json that `vitkit study NAME` writes") from None
+        raise DataError(f"this is no result of a study; {_WANTED}") from None
 
 
 def _compared(name: str, a: Sequence[float], b: Sequence[float], margin: float) -> Agreement:
