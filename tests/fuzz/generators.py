@@ -448,7 +448,8 @@ def run_directory(draw: st.DrawFn) -> Case:
 
 @lru_cache
 def tuned_seed() -> Case:
-    from vitkit.runtime.tune import store, tune
+    from vitkit.runtime.tune import tune
+    from vitkit.runtime.tuned import store
     from vitkit.runtime.verify import images_of
 
     with tempfile.TemporaryDirectory() as folder:

@@ -25,7 +25,7 @@ from vitkit.errors import DataError, VitkitError
 from vitkit.explanation.training import curves_of, read_log
 from vitkit.model.base import VisionModel
 from vitkit.runtime.export import open_exported
-from vitkit.runtime.tune import stored
+from vitkit.runtime.tuned import stored
 from vitkit.training.checkpoint import Keeper
 from vitkit.training.config import TrainConfig
 from vitkit.training.run import _claim

@@ -11,7 +11,7 @@ from peers import randomize
 from vitkit.errors import ConfigError
 from vitkit.model.config import ViTConfig
 from vitkit.model.merge_plan import METHODS, SCHEDULES, MergePlan
-from vitkit.model.merging import MERGINGS, Merging, PiToMe, Pruning
+from vitkit.model.merging import MERGINGS, PiToMe, Pruning, ToMe
 
 BASE = {"image_size": 20, "patch_size": 4, "width": 32, "depth": 4, "heads": 4, "mlp_width": 48, "classes": 7}
 
@@ -46,7 +46,7 @@ def reference_merge(x: np.ndarray, keys: np.ndarray, groups: list[list[int]], r:
 def test_three_steps_agree_with_plain_numpy(prefix: int, patches: int) -> None:
     random = np.random.default_rng(prefix + patches)
     x = random.normal(size=(2, prefix + patches, 6))
-    merging = Merging(4, prefix)
+    merging = ToMe(4, prefix)
     expected = [(x[b], [[i] for i in range(prefix + patches)]) for b in range(2)]
     ours = torch.from_numpy(x)
     for _ in range(3):

@@ -227,3 +227,23 @@ def test_what_a_model_or_a_format_has_not(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     with pytest.raises(ConfigError, match="--to onnx, which OpenVINO reads"):
         export(model_of(), "openvino", tmp_path / "m.xml", dynamic_size=True)
+
+
+@pytest.mark.slow
+def test_the_largest_model_of_the_paper(tmp_path: Path) -> None:
+    """ViT-H/14, 2.5 GB: exported, read by plain onnxruntime, and equal for several numbers of images."""
+    ort = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    model = vitkit.create("vit-h/14").eval()
+    assert model.head.classifier is not None
+    torch.nn.init.normal_(model.head.classifier.weight, std=0.05)
+    written = export(model, "onnx", tmp_path / "m.onnx", Images(made_up(model.config, 2)))
+    assert written.bytes > 4 * 632_045_800
+    assert written.path.stat().st_size < 10e6
+    session = ort.InferenceSession(written.path, providers=["CPUExecutionProvider"])
+    for count in (1, 3):
+        images = torch.randn(count, 3, 224, 224)
+        (found,) = session.run(None, {"images": images.numpy()})
+        np.testing.assert_allclose(found, Eager(model).run(images).numpy(), atol=1e-4, rtol=0)
+    (tmp_path / "m.onnx.data").unlink()  # pytest keeps its folders

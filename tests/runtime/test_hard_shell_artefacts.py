@@ -20,7 +20,8 @@ from vitkit.progress import Progress
 from vitkit.runtime import FORMATS, open_runtime
 from vitkit.runtime.base import made_up
 from vitkit.runtime.export import export, open_exported
-from vitkit.runtime.tune import store, tune
+from vitkit.runtime.tune import tune
+from vitkit.runtime.tuned import store
 from vitkit.runtime.verify import Images
 
 CONFIG = ViTConfig(image_size=16, patch_size=8, width=16, depth=1, heads=2, mlp_width=16, classes=3)

@@ -3,21 +3,27 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import vitkit
 from peers import randomize
+from vitkit.data import normalise
+from vitkit.errors import ConfigError
 from vitkit.model.base import Outputs
 from vitkit.model.config import ViTConfig
+from vitkit.model.merge_plan import MergePlan
 from vitkit.runtime.base import Choice, build, made_up
 from vitkit.runtime.confirm import Confirmed, confirm, hold_out
 from vitkit.runtime.export import open_exported, written
-from vitkit.runtime.reductions import Reduction, halved, plain_reductions, reductions
+from vitkit.runtime.reductions import Reduction, fitted, halved, harms, plain_reductions, reductions, sure_enough
 from vitkit.runtime.shrunk import Shrunk, shrunk_side
-from vitkit.runtime.tune import store, stored, tune
+from vitkit.runtime.tune import tune
+from vitkit.runtime.tuned import store, stored
 from vitkit.runtime.verify import Images, outputs_of
+from vitkit.tasks.paired import kept_on
 
 BASE = ViTConfig(image_size=(32, 48), patch_size=8, width=32, depth=3, heads=2, mlp_width=48, classes=5)
 
@@ -125,21 +131,97 @@ def test_a_choice_that_breaks_its_promise_is_not_taken(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(module, "outputs_of", outputs)
     monkeypatch.setattr(module, "images_per_second", lambda runtimes, *_: {"it": 2.0, "eager": 1.0})
-    found = tune(model, images, kinds=["eager"], seconds=0.0, held=held)
+    found = tune(model, images, max_drop=0.05, kinds=["eager"], seconds=0.0, held=held)
     assert found.winner.choice.exact
     assert found.confirmed is None
-    without = tune(model, images, kinds=["eager"], seconds=0.0)
-    assert without.winner.choice is not None
     monkeypatch.setattr(module, "outputs_of", lambda runtime, given, *rest: real(build(model, Choice()), given, *rest))
     speeds = iter([1.0, 9.0] + [1.5] * 50)
     monkeypatch.setattr(module, "images_per_second", lambda runtimes, *_: {"it": next(speeds), "eager": 1.0})
-    found = tune(model, images, kinds=["eager"], seconds=0.0, held=held)
+    found = tune(model, images, max_drop=0.05, kinds=["eager"], seconds=0.0, held=held)
     assert not found.winner.choice.exact
     assert found.confirmed == Confirmed(30, 0, 0, labelled=False)
     assert found.report()["confirmed"]["mcnemar_p"] == 1
 
 
-@pytest.mark.parametrize("choice", [Choice(scale=0.5, batch_size=2), Choice(merge="pitome:2:late", batch_size=2)])
+def test_the_early_exit_that_is_chosen_loses_no_more_than_it_may() -> None:
+    """By a loop over all thresholds: the lowest at which, and above which, no more is lost than allowed."""
+    random = torch.Generator().manual_seed(3)
+    truth = torch.randint(0, 5, (300,), generator=random)
+    first, second = (torch.randn(300, 5, generator=random) for _ in range(2))
+    first[torch.arange(300), truth] += 2 * torch.rand(300, generator=random)
+    second[torch.arange(300), truth] += 3
+
+    def drop(sure: float) -> float:
+        leave = first.softmax(-1).amax(-1) >= sure
+        mixed = torch.where(leave[:, None], first, second)
+        right = [(each.argmax(-1) == truth).double().mean() for each in (second, mixed)]
+        return float(right[0] - right[1])
+
+    for allowed in (0.01, 0.05):
+        sure = sure_enough(first, second, truth, allowed)
+        assert sure is not None
+        assert all(drop(t) <= allowed + 1e-9 for t in np.arange(sure, 1.001, 0.001))
+        assert drop(sure - 0.02) > allowed
+    assert sure_enough(first, first, truth, 0.0) == pytest.approx(0.001)  # nothing is lost: all may leave
+    assert sure_enough(second.roll(1, dims=-1), second, second.argmax(-1), 0.0) is None
+
+
+def test_images_that_are_easy_leave_early() -> None:
+    """The rest gets the very answer of the whole images, in the right places."""
+    model = model_of()
+    images = normalise(made_up(BASE, 12), BASE.preprocessing)
+    first, second = (build(model, Choice(scale=scale)).run(images) for scale in (0.5, 1.0))
+    sure = float(first.softmax(-1).amax(-1).median())
+    found = build(model, Choice(scale=0.5, sure=sure)).run(images)
+    leaves = first.softmax(-1).amax(-1) >= sure
+    assert 0 < leaves.sum() < 12
+    torch.testing.assert_close(found, torch.where(leaves[:, None], first, second), atol=1e-5, rtol=1e-5)
+    assert Choice("onnx", int8=True, scale=0.5, sure=0.9).name == "onnx int8 scale 0.5 sure 0.9"
+    assert not Choice(scale=0.5, sure=0.9).exact
+
+
+def test_tune_tries_early_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where smaller images give the same answers it is found, measured on several batches, and confirmed."""
+    from vitkit.runtime import tune as module
+
+    model, seen = model_of(), []
+    real = module.outputs_of
+    monkeypatch.setattr(module, "outputs_of", lambda runtime, given, *rest: real(build(model, Choice()), given, *rest))
+
+    def speeds(runtimes: Any, batches: Any, seconds: float) -> Any:
+        seen.append((runtimes["it"].name, len(batches)))
+        return {"it": 9.0 if "sure" in runtimes["it"].name else 1.0, "eager": 1.0}
+
+    monkeypatch.setattr(module, "images_per_second", speeds)
+    held = Images(made_up(BASE, 21, seed=5))
+    found = tune(model, Images(made_up(BASE, 24)), 0.05, kinds=["eager"], seconds=0.0, held=held)
+    assert found.winner.choice.sure
+    batches = dict(reversed(seen))  # the first of each counts
+    assert {count for name, count in batches.items() if "sure" in name} == {3}  # of 8 images
+    assert {count for name, count in batches.items() if "sure" not in name} == {1}
+    assert {bool(row.choice.merge) for row in found.rows if row.choice.sure} == {True, False}, (
+        "the second look may merge"
+    )
+
+
+@pytest.mark.parametrize(("lost", "won"), [(0, 0), (2, 1), (5, 0), (3, 8)])
+def test_a_promise_about_other_images(lost: int, won: int) -> None:
+    """Against draws: images that are lost, won or neither, at the same rates."""
+    rates = np.array([lost + 0.5, won + 0.5, 400 - lost - won]) / 401
+    draws = np.random.default_rng(0).multinomial(200, rates, size=100_000)
+    expected = float(np.mean(draws[:, 0] - draws[:, 1] <= 1))
+    assert kept_on(lost, won, 400, 0.005) == pytest.approx(expected, abs=0.005)  # three standard errors
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice(scale=0.5, batch_size=2),
+        Choice(merge="pitome:2:late", batch_size=2),
+        Choice(scale=0.5, sure=0.2, batch_size=2),
+        Choice("onnx", scale=0.5, sure=0.2, batch_size=2),
+    ],
+)
 def test_a_stored_choice_is_run_again(choice: Choice, tmp_path: Path) -> None:
     from vitkit.runtime.kept import Row
     from vitkit.runtime.tune import Tuned
@@ -151,3 +233,44 @@ def test_a_stored_choice_is_run_again(choice: Choice, tmp_path: Path) -> None:
     assert again is not None
     images = torch.randn(2, 3, 32, 48)
     torch.testing.assert_close(again.run(images), build(model, choice).run(images))
+
+
+def test_patches_merge_where_it_costs_least() -> None:
+    """The same work is saved as by the same number everywhere; a block that costs ten times as much merges none."""
+    harm = [1.0, 0.1, 0.1, 0.2, 0.1, 0.1]
+    plan = MergePlan.of(fitted(4, harm))
+    counts = plan.counts(6)
+    saved = sum(n * later for n, later in zip(counts, range(5, -1, -1), strict=True))
+    assert 4 * 15 <= saved <= 4 * 15 + 8
+    assert counts[0] == 0  # the limit of the others lets it merge none
+    assert counts[3] < counts[2]
+    assert max(counts) <= 10
+    assert counts[-1] == 0, "nothing comes after it"
+    even = MergePlan.of(fitted(4, [0.1] * 6)).counts(6)
+    assert list(even) == sorted(even, reverse=True)  # each costs as much, and early ones save more
+
+
+def test_harm_is_that_of_one_block_alone() -> None:
+    model, images = model_of(), Images(made_up(BASE, 20))
+    expected = outputs_of(build(model, Choice()), images, BASE, 8)
+    found = harms(model, 4, images, expected)
+    with_last = outputs_of(build(model, Choice(merge="tome:0+0+4")), images, BASE, 8)
+    assert len(found) == 3
+    assert found[0] > found[1] > 0
+    assert found[2] == pytest.approx(0, abs=1e-5)  # the last block computes the class token alone
+    torch.testing.assert_close(with_last, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_numbers_of_each_block_are_checked() -> None:
+    model = model_of()
+    model.merge = "pitome:0+2+4"
+    assert model.merge == "pitome:0+2+4"
+    model.merge = "tome:0+0+0"
+    assert model.merge == 0
+    for wrong, words in (
+        ("tome:1+2", "names 2 blocks; the model has 3"),
+        ("tome:1+x", "joined by"),
+        ("tom:1+2+3", "tom"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            model.merge = wrong

@@ -100,8 +100,8 @@ def test_tune_and_verify_run_the_model_where_it_is(command, stage: Path, monkeyp
         return torch.zeros(len(images), 3)
 
     monkeypatch.setattr(Eager, "compute", compute)
-    for name in ("fingerprint", "digest_of"):
-        monkeypatch.setattr(f"vitkit.runtime.tune.{name}", lambda model: "0")
+    for name in ("tuned.fingerprint", "tune.digest_of"):
+        monkeypatch.setattr(f"vitkit.runtime.{name}", lambda model: "0")
     command("tune", stage / "m.safetensors", "--runtimes", "eager", "--seconds", 0, "--device", "meta")
     assert set(seen) == {("meta", "meta", "meta")}
     stored = json.loads((stage / "m.safetensors.tuned" / "tuned.json").read_text())
@@ -158,7 +158,7 @@ def test_files_of_version_0_1_still_predict(command, name: str) -> None:
 def test_what_version_0_1_tuned_is_still_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     stored = json.loads((OLD / "model.safetensors.tuned" / "tuned.json").read_text())
-    monkeypatch.setattr("vitkit.runtime.tune.machine", lambda: stored["machine"])
+    monkeypatch.setattr("vitkit.runtime.tuned.machine", lambda: stored["machine"])
     runtime = open_runtime(vitkit.load(OLD / "model.safetensors"), source=OLD / "model.safetensors")
     assert (runtime.name, runtime.batch_size) == ("onnx", 1)
     assert runtime.run(torch.zeros(2, 3, 16, 16)).shape == (2, 3)

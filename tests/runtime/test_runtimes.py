@@ -14,10 +14,12 @@ from peers import randomize
 from vitkit.errors import ConfigError, MissingPackage
 from vitkit.model.config import ViTConfig
 from vitkit.runtime import open_runtime
-from vitkit.runtime.base import made_up
+from vitkit.runtime.base import Choice, Spec, build, made_up
+from vitkit.runtime.reductions import merges
 from vitkit.runtime.table import compiler
-from vitkit.runtime.tune import merges, tune
+from vitkit.runtime.tune import tune, whole_images
 from vitkit.runtime.verify import Images, compare_outputs
+from vitkit.world import has_bf16
 
 CONFIG = ViTConfig(image_size=32, patch_size=8, width=32, depth=2, heads=2, mlp_width=48, classes=10)
 
@@ -40,6 +42,49 @@ def test_the_same_as_eager(kind: str, merge: int) -> None:
         images = torch.randn(count, 3, 32, 32)
         torch.testing.assert_close(runtime.run(images), eager.run(images), atol=2e-5, rtol=1e-4)
     assert runtime.name == (f"{kind} merge 3" if merge else kind)
+
+
+@pytest.mark.parametrize("kind", ["eager", "openvino"])
+def test_bf16_is_named_close_and_not_exact(kind: str) -> None:
+    """8 bits of precision: relative differences of some 2^-8; the model itself stays as it is."""
+    if kind == "openvino":
+        pytest.importorskip("openvino")
+    model, images = model_of(), torch.randn(4, 3, 32, 32)
+    choice = Choice(kind, bf16=True)
+    assert (choice.name, choice.precision, choice.exact) == (f"{kind} bf16", "bf16", False)
+    exact, found = build(model, Choice()).run(images), build(model, choice).run(images)
+    assert found.dtype == torch.float32
+    error = (found - exact).norm() / exact.norm()
+    assert error < 0.03
+    if kind == "eager" or has_bf16(
+        torch.device("cpu")
+    ):  # OpenVINO computes in fp32 where the processor has nothing else
+        assert error > 1e-5
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_bf16_is_tried_where_it_is_faster() -> None:
+    tried = list(whole_images(["eager", "onnx"], 8, calibrated=False, bf16=True))
+    assert [choice.name for choice in tried if choice.bf16] == ["eager bf16"]
+    assert not any(choice.bf16 for choice in whole_images(["eager"], 8, calibrated=False, bf16=False))
+
+
+def test_a_file_for_this_processor_alone_has_finer_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """8 bits where the processor adds their products exactly; 7 in a file that may travel."""
+    onnx = pytest.importorskip("onnx")
+    module = pytest.importorskip("vitkit.runtime.onnx")
+
+    def largest(spec: Spec) -> int:
+        module.write(model_of(), tmp_path / "model.onnx", {}, spec)
+        tensors = onnx.load(tmp_path / "model.onnx").graph.initializer
+        arrays = (onnx.numpy_helper.to_array(t) for t in tensors if t.data_type == onnx.TensorProto.INT8)
+        return max(int(abs(array.astype(int)).max()) for array in arrays)
+
+    monkeypatch.setattr(module, "has_vnni", lambda: True)
+    assert largest(Spec(int8=True)) == 63
+    assert largest(Spec(int8=True, here=True)) == 127
+    monkeypatch.setattr(module, "has_vnni", lambda: False)
+    assert largest(Spec(int8=True, here=True)) == 63
 
 
 def test_int8_is_named_and_close() -> None:
@@ -99,7 +144,7 @@ def test_tune_takes_the_fastest_that_is_right(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "build", fake)
     monkeypatch.setattr(module, "images_per_second", lambda rs, images, s: {n: r.speed for n, r in rs.items()})
     model = model_of()
-    found = tune(model, Images(made_up(CONFIG, 40)), kinds=["eager", "onnx"])
+    found = tune(model, Images(made_up(CONFIG, 40)), 0.05, kinds=["eager", "onnx"])
     assert (found.winner.choice.runtime, found.winner.choice.int8, found.winner.choice.merge) == ("onnx", True, 0)
     assert found.winner.ratio == 3.0
     measured = [bool(row.choice.merge) for row in found.rows if row.check is not None and row.ratio is not None]
@@ -128,7 +173,7 @@ def test_tune_predict_and_what_makes_a_choice_invalid(command, tmp_path: Path, m
     assert answer["runtime"].startswith("onnx")
     assert json.loads(command("predict", path, image, "--json", "--runtime", "eager")[1])["runtime"] == "eager"
     with monkeypatch.context() as patched:
-        patched.setattr("vitkit.runtime.tune.machine", lambda: {"cpu": "another"})
+        patched.setattr("vitkit.runtime.tuned.machine", lambda: {"cpu": "another"})
         code, text, err = command("predict", path, image, "--json")
         assert json.loads(text)["runtime"] == "eager"
         assert "another machine" in err

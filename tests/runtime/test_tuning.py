@@ -116,7 +116,8 @@ def test_what_was_measured_before_a_kill_is_kept(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(module, "images_per_second", real)
     notes = Notes()
     found = tune(model, images, kinds=["eager"], seconds=0.0, kept=kept, progress=notes)
-    assert "2 of them measured before" in notes.lines[0]
+    assert sum(", kept]" in line for line in notes.lines) == 2
+    assert "measured before" in notes.lines[0]
     assert [row.speed for row in found.rows[:2]] == [row["speed"] for row in before], "measured again"
     assert all(row.speed for row in found.rows)
     # other weights, other images: nothing of it counts
@@ -132,11 +133,16 @@ def test_what_was_measured_before_a_kill_is_kept(tmp_path: Path, monkeypatch: py
 def test_the_estimate_comes_first_and_every_configuration_says_how_far_it_is() -> None:
     notes = Notes()
     found = tune(small(), Images(made_up(small().config, 24)), kinds=["eager"], seconds=0.0, progress=notes)
-    count = sum(row.ratio is not None for row in found.rows)
-    assert notes.lines[0].startswith(f"{count} configurations: about ")
-    assert notes.lines[1].startswith(f"[1/{count}, about ")
-    assert notes.lines[count].startswith(f"[{count}/{count}]")
-    assert all(" img/s, " in line and "batch 8: " in line for line in notes.lines[1 : count + 1]), "numbers have units"
+    measured = [row for row in found.rows if row.ratio is not None and not row.choice.sure]
+    for stage in (True, False):  # whole images first, then what computes less
+        count = sum(row.choice.reduced != stage for row in measured)
+        start = next(i for i, line in enumerate(notes.lines) if line.startswith(f"{count} configurations"))
+        assert ", then about " in notes.lines[start] or not stage
+        assert ": about " in notes.lines[start]
+        lines = notes.lines[start + 1 : start + count + 1]
+        assert lines[-1].startswith(f"[{count}/{count}]")
+        assert all(line.startswith(f"[{i}/{count}") for i, line in enumerate(lines, start=1))
+        assert all(" img/s, " in line and "batch 8: " in line for line in lines), "numbers have units"
 
 
 def test_a_call_counts_as_the_fastest_once_another_was_nearly_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +157,7 @@ def test_a_call_counts_as_the_fastest_once_another_was_nearly_as_fast(monkeypatc
             now[0] += 0.1 if calls[0] % 10 == 0 else 0.1 + 0.3 * (calls[0] % 10)
 
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
-    found = module.images_per_second({"it": Busy()}, torch.zeros(8, 1), seconds=3.0)  # type: ignore[dict-item]
+    found = module.images_per_second({"it": Busy()}, [torch.zeros(8, 1)], seconds=3.0)  # type: ignore[dict-item]
     assert found["it"] == pytest.approx(80)
     assert now[0] < 5 * 3.0 + 5
 
@@ -169,7 +175,47 @@ def test_a_budget_leaves_out_what_would_end_after_it(monkeypatch: pytest.MonkeyP
     notes = Notes()
     found = tune(small(), Images(made_up(small().config, 24)), kinds=["eager"], seconds=0.0, budget=600, progress=notes)
     assert {row.choice.exact: row.problem for row in found.rows} == {True: None, False: "left out: --budget"}
-    assert notes.lines[0].endswith("about 10 min")
+    assert any(line.endswith("about 10 min") for line in notes.lines), "no more than the budget"
+
+
+def test_methods_are_compared_in_a_part_of_a_budget_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a comparison would take, smaller images and merging are measured all the same."""
+    from vitkit.runtime import tune as module
+
+    def never(*_: object) -> None:
+        raise AssertionError("compared, though that takes longer than the budget")
+
+    monkeypatch.setattr("vitkit.runtime.reductions.harms", never)
+    monkeypatch.setattr("vitkit.runtime.reductions.halved", never)
+    monkeypatch.setattr(module._Search, "batch_seconds", 200.0)
+    monkeypatch.setattr(module._Search, "expected_seconds", lambda self, choice: 1.0)
+    found = tune(small(), Images(made_up(small().config, 24)), kinds=["eager"], seconds=0.0, budget=600)
+    measured = [row.choice for row in found.rows if row.ratio]
+    assert any(choice.merge for choice in measured)
+    assert any(choice.scale < 1 for choice in measured)
+
+
+def test_what_a_quarter_of_the_images_rules_out_is_not_asked_about_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.runtime import tune as module
+
+    asked: dict[Choice, int] = {}
+    outputs_of, make = module.outputs_of, module.build
+
+    def built(model: Any, choice: Choice, *rest: Any) -> Any:
+        runtime: Any = make(model, choice, *rest)
+        runtime.choice = choice
+        return runtime
+
+    def counted(runtime: Any, images: Images, *rest: Any) -> torch.Tensor:
+        asked[runtime.choice] = asked.get(runtime.choice, 0) + len(images)
+        outputs = outputs_of(runtime, images, *rest)
+        return outputs + torch.eye(10)[3] if runtime.choice.merge else outputs  # fresh weights say 0 for every class
+
+    monkeypatch.setattr(module, "build", built)
+    monkeypatch.setattr(module, "outputs_of", counted)
+    found = tune(small(), Images(made_up(small().config, 160)), kinds=["eager"], seconds=0.0, max_drop=0.01)
+    assert not found.winner.choice.merge
+    assert {count for choice, count in asked.items() if choice.merge} == {40}
 
 
 def test_tune_draws_all_it_measured(command: Any, tmp_path: Path) -> None:
@@ -197,8 +243,8 @@ def test_the_figure_has_a_dot_for_every_candidate() -> None:
     found = [
         Candidate("eager", "eager", 1.0, 0.91),
         Candidate("onnx", "onnx", 1.7, 0.91, chosen=True),
-        Candidate("onnx int8", "onnx", 2.4, 0.74, int8=True),
-        Candidate("openvino merge 8", "openvino", 2.2, None, merge=8),
+        Candidate("onnx int8", "onnx", 2.4, 0.74, precision="int8"),
+        Candidate("openvino merge 8", "openvino", 2.2, None, reduced=True),
     ]
     (axes,) = draw_tuning(found, "accuracy", 0.91, 0.005).axes
     places = [tuple(map(float, dots.get_offsets()[0])) for dots in axes.collections if len(dots.get_offsets())]

@@ -99,14 +99,15 @@ def tune(
 ) -> None:
     """Measure every runtime, precision and reduction on this machine; keep the fastest that is accurate enough.
 
-    Reductions are merged or dropped tokens, and smaller images. With 60 images or more, every third is held out to
-    confirm the choice. It is stored beside the model: `predict` and `serve` then use it by themselves. What was
-    measured is kept: after a kill, the same command continues.
+    Reductions are merged or dropped tokens, smaller images, and smaller images for the easy ones alone. With 60
+    images or more, every third is held out to confirm the choice. It is stored beside the model: `predict` and
+    `serve` then use it by themselves. What was measured is kept: after a kill, the same command continues.
     """
     from vitkit.prediction.opened import load_for
     from vitkit.runtime.confirm import hold_out
-    from vitkit.runtime.tune import FEWEST, kept_file, store
+    from vitkit.runtime.tune import FEWEST
     from vitkit.runtime.tune import tune as search
+    from vitkit.runtime.tuned import kept_file, store
     from vitkit.runtime.verify import images_of
     from vitkit.training.config import parse_duration
 
@@ -186,8 +187,8 @@ def _draw(found: Tuned, out: Path, model: str) -> None:
             row.choice.runtime,
             row.ratio or 0,
             None if row.check is None else row.check.score,
-            row.choice.int8,
-            row.choice.merge,
+            row.choice.precision,
+            row.choice.reduced,
             row.choice.name == found.winner.choice.name,
         )
         for row in measured

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from vitkit.figures.panels import DASHED, baseline
 from vitkit.figures.style import COLOURS, GREY, INK, LINE, MARK, Figure, new_figure
 
-EXACT, INT8, MERGED, BOTH = "o", "s", "^", "D"
-SHAPES = {EXACT: "fp32", INT8: "int8", MERGED: "merging", BOTH: "int8, merging"}
+SHAPES = {"fp32": "o", "bf16": "h", "int8": "s"}
+REDUCED = {"fp32": "^", "bf16": "v", "int8": "D"}
 
 
 class Candidate(NamedTuple):
@@ -17,13 +17,15 @@ class Candidate(NamedTuple):
     runtime: str
     speedup: float  # over PyTorch as it is
     score: float | None  # 0..1; None: it was not measured
-    int8: bool = False
-    merge: int | str = 0
+    precision: str = "fp32"
+    reduced: bool = False  # fewer tokens, or smaller images
     chosen: bool = False
 
     @property
-    def shape(self) -> str:
-        return (BOTH if self.int8 else MERGED) if self.merge else (INT8 if self.int8 else EXACT)
+    def shape(self) -> tuple[str, str]:
+        """A mark, and what it means."""
+        shapes = REDUCED if self.reduced else SHAPES
+        return shapes[self.precision], f"{self.precision}, reduced" if self.reduced else self.precision
 
 
 def draw_tuning(found: Sequence[Candidate], words: str, before: float, max_drop: float) -> Figure:
@@ -43,7 +45,15 @@ def draw_tuning(found: Sequence[Candidate], words: str, before: float, max_drop:
         edge = colours[one.runtime]
         fill = "none" if one.score is None else edge
         axes.scatter(
-            one.speedup, y, 46, marker=one.shape, linewidths=1.4, zorder=3, facecolor=fill, edgecolor=edge, alpha=0.85
+            one.speedup,
+            y,
+            46,
+            marker=one.shape[0],
+            linewidths=1.4,
+            zorder=3,
+            facecolor=fill,
+            edgecolor=edge,
+            alpha=0.85,
         )
         if one.chosen:
             axes.scatter(one.speedup, y, s=190, facecolor="none", edgecolor=MARK, linewidths=1.8, zorder=4)
@@ -64,8 +74,8 @@ def draw_tuning(found: Sequence[Candidate], words: str, before: float, max_drop:
     axes.set_xlim(0, 1.12 * max(1.0, *(one.speedup for one in found)))
     axes.grid()
     axes.set_axisbelow(True)
-    shapes = [shape for shape in SHAPES if any(one.shape == shape for one in found)]
+    shapes = sorted({one.shape[::-1] for one in found})
     dots = [Line2D([], [], marker="o", linestyle="", color=colour, label=name) for name, colour in colours.items()]
-    marks = [Line2D([], [], marker=shape, linestyle="", color=GREY, label=SHAPES[shape]) for shape in shapes]
+    marks = [Line2D([], [], marker=shape, linestyle="", color=GREY, label=words) for words, shape in shapes]
     figure.legend(handles=[*dots, *marks], loc="outside upper center", ncols=4)
     return figure

@@ -131,7 +131,7 @@ class VisionModel(Part):
     def merge(self) -> int | str:
         """Patches that each block merges into others when evaluating (`vitkit.model.merging`); shapes stay as usual.
 
-        8, or with a method and a schedule "pitome:8", "prune:8:late" (`vitkit.model.merge_plan`).
+        8, or with a method and a schedule "pitome:8", "prune:8:late", "tome:0+4+8" (`vitkit.model.merge_plan`).
         """
         return self._merge.spec
 
@@ -145,6 +145,8 @@ class VisionModel(Part):
             raise ConfigError(f"{reason}; leave merging out for this model")
         if plan.method == "prune" and not getattr(self.config, "class_token", False):
             raise ConfigError("prune asks the class token, and this model has none; use tome or pitome")
+        if plan.by_block:
+            plan.counts(len(self.blocks))  # or an error why not
         self._merge = plan
 
     @property

@@ -1,6 +1,6 @@
 """How many tokens vanish in which block, and by which method: what `model.merge` and `--merge` take. No torch.
 
-8, "tome:8", "pitome:8", "prune:8:late": method, patches per block on average, schedule.
+8, "tome:8", "pitome:8", "prune:8:late": method, patches per block on average, schedule. "tome:0+4+8": of each block.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class MergePlan:
     per_block: int = 0  # on average
     method: str = "tome"
     schedule: str = "constant"
+    by_block: tuple[int, ...] = ()  # of each block, in place of a schedule
 
     @classmethod
     def of(cls, spec: int | str | MergePlan) -> MergePlan:
@@ -31,11 +32,11 @@ class MergePlan:
             return spec
         method, _, rest = str(spec).partition(":") if ":" in str(spec) else ("tome", "", str(spec))
         count, _, schedule = rest.partition(":")
+        if "+" in count:
+            return cls._of_each_block(spec, method, count, schedule)
         schedule = schedule or "constant"
-        for word, known in ((method, METHODS), (schedule, list(SCHEDULES))):
-            if word not in known:
-                hint = did_you_mean(word, known)
-                raise ConfigError(f"merge={spec!r}: {word!r} is not known.{hint} Choose one of: {', '.join(known)}")
+        _known(spec, method, METHODS)
+        _known(spec, schedule, list(SCHEDULES))
         try:
             per_block = int(count)
         except ValueError:
@@ -44,15 +45,36 @@ class MergePlan:
             raise ConfigError(f"merge={spec!r} must not be negative; 0 merges nothing")
         return cls(per_block, method, schedule) if per_block else cls()
 
+    @classmethod
+    def _of_each_block(cls, spec: int | str, method: str, counts: str, schedule: str) -> MergePlan:
+        _known(spec, method, METHODS)
+        parts = counts.split("+")
+        if schedule or not all(part.isdecimal() for part in parts):
+            raise ConfigError(f"merge={spec!r}: write the patches of each block, joined by +, such as tome:0+4+8")
+        numbers = tuple(map(int, parts))
+        return cls(max(1, sum(numbers) // len(numbers)), method, by_block=numbers) if any(numbers) else cls()
+
     @property
     def spec(self) -> int | str:
         """What a user would write: 8, or "pitome:8:late"."""
+        if self.by_block:
+            return f"{self.method}:{'+'.join(map(str, self.by_block))}"
         late = "" if self.schedule == "constant" else f":{self.schedule}"
         plain = self.method == "tome" and not late
         return self.per_block if plain else f"{self.method}:{self.per_block}{late}"
 
     def counts(self, depth: int) -> tuple[int, ...]:
         """Of each block; together `per_block` times the depth, whatever the schedule."""
+        if self.by_block:
+            if len(self.by_block) != depth:
+                raise ConfigError(f"merge={self.spec!r} names {len(self.by_block)} blocks; the model has {depth}")
+            return self.by_block
         total, until = self.per_block * depth, SCHEDULES[self.schedule]
         ends = [round(total * until(i / depth)) for i in range(depth + 1)]
         return tuple(after - before for before, after in pairwise(ends))
+
+
+def _known(spec: int | str, word: str, known: list[str]) -> None:
+    if word not in known:
+        hint = did_you_mean(word, known)
+        raise ConfigError(f"merge={spec!r}: {word!r} is not known.{hint} Choose one of: {', '.join(known)}")

@@ -26,7 +26,10 @@ from vitkit.model.attention import Attention, OnWeights
 
 
 class Merging:
-    """What one pass through the encoder has merged so far. A new one for every batch."""
+    """What one pass through the encoder has merged so far. A new one for every batch.
+
+    In each block some patches stay, and each that goes has one that stands for it; methods differ in whom they choose.
+    """
 
     needs_class_token = False
 
@@ -37,6 +40,14 @@ class Merging:
         self._keys: list[Tensor] = []  # of the block at work, B H T K
         self._queries: list[Tensor] = []
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def most(self, patches: int) -> int:
+        """How many may go."""
+        return patches // 2
+
+    def choose(self, metric: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of unit keys B N K: who stays, B N-r; who goes, B r; to which of those who stay, by its new number, B r."""
+        raise NotImplementedError
 
     def next_count(self, most: int) -> int:
         """How many vanish in the block at work; the next call is about the next one."""
@@ -60,40 +71,40 @@ class Merging:
     def merge(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         """Tokens B T D -> B (T - r) D, where r is as planned or what is possible; `keys` B H T K, else the last."""
         keys = self._keys[0] if keys is None else keys
-        metric = F.normalize(keys.mean(dim=1)[:, self.prefix :], dim=-1)  # B N K
-        first, second = metric[:, 1::2], metric[:, 0::2]
-        r = self.next_count(first.shape[1])
+        metric = keys[:, :, self.prefix :].mean(dim=1)  # B N K
+        metric = metric / metric.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        r = self.next_count(self.most(metric.shape[1]))
         if r <= 0:
             return x
-        likeness, partner = (first @ second.transpose(1, 2)).max(dim=-1)  # B N/2 each
-        order = likeness.topk(likeness.shape[1], dim=-1).indices
-        gone, kept = order[:, :r], order[:, r:].sort(dim=-1).values
-        goes_to = partner.gather(1, gone)  # B r, numbers in the second hand
-        self._steps.append((kept, gone, goes_to))
+        step = self.choose(metric, r)
+        self._steps.append(step)
+        return self.joined(x, step)
+
+    def joined(self, x: Tensor, step: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """The mean over all patches that a token stands for."""
+        stays, gone = self.stays(x, step), step[1] + self.prefix
+        numbers = torch.arange(-self.prefix, step[0].shape[1], device=x.device)
+        arrives = (numbers[:, None] == step[2][:, None]).to(x.dtype)  # B T-r r: a one where a token goes
         sizes = torch.ones_like(x[:, :, :1]) if self.sizes is None else self.sizes
-        sums = self._join(x * sizes, kept, gone, goes_to)
-        self.sizes = self._join(sizes, kept, gone, goes_to)
+        weighed = x if self.sizes is None else x * sizes
+        sums, self.sizes = (take(all_of, stays) + arrives @ take(all_of, gone) for all_of in (weighed, sizes))
         return sums / self.sizes
 
-    def _join(self, x: Tensor, kept: Tensor, gone: Tensor, goes_to: Tensor) -> Tensor:
-        """B T C -> B (T - r) C: prefix, what is kept of the first hand, and the second hand with what came to it."""
-        first, second = x[:, self.prefix + 1 :: 2], x[:, self.prefix :: 2]
-        numbers = torch.arange(second.shape[1], device=x.device)
-        arrives = (numbers[:, None] == goes_to[:, None]).to(x.dtype)  # B N/2 r: a one where a token goes
-        second = second + arrives @ take(first, gone)
-        return torch.cat([x[:, : self.prefix], take(first, kept), second], dim=1)
+    def stays(self, x: Tensor, step: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """B T-r: the numbers of the tokens of `x` that stay, the prefix first."""
+        prefix = torch.arange(self.prefix, device=x.device).expand(x.shape[0], -1)
+        return torch.cat([prefix, step[0] + self.prefix], dim=1)
 
     def where(self, x: Tensor) -> Tensor:
         """B T0: for each token that there was, the number of the one of `x` (B T D) that stands for it now."""
         tokens = x.shape[1] + sum(gone.shape[1] for _, gone, _ in self._steps)
         place = numbers = torch.arange(tokens, device=x.device).expand(x.shape[0], -1)
         for kept, gone, goes_to in self._steps:
+            after = torch.arange(kept.shape[1], device=x.device).expand_as(kept)
+            new = torch.zeros_like(numbers[:, self.prefix :]).scatter(1, kept, after).scatter(1, gone, goes_to)
+            renumbered = torch.cat([numbers[:, : self.prefix], self.prefix + new], dim=1)
+            place = renumbered.gather(1, place)
             numbers = numbers[:, : -gone.shape[1]]
-            start = self.prefix + kept.shape[1]  # of the second hand
-            stays, second = numbers[:, self.prefix : start], numbers[:, start:]
-            first = torch.zeros_like(second).scatter(1, kept, stays)  # as long as the second hand, at most one unused
-            patches = torch.stack([second, first.scatter(1, gone, start + goes_to)], dim=-1).flatten(1)
-            place = torch.cat([numbers[:, : self.prefix], patches], dim=1).gather(1, place)
         return place
 
     def spread(self, x: Tensor) -> Tensor:
@@ -109,60 +120,25 @@ class Merging:
         return stands_for @ spread / self.sizes
 
 
-class Chosen(Merging):
-    """Some patches stay, each that goes has one that stands for it: what other methods share."""
+class ToMe(Merging):
+    """Two hands; each patch of the first joins its most alike of the second, if they are among the most alike pairs."""
 
     def choose(self, metric: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of unit keys B N K: who stays, B N-r; who goes, B r; to which of those who stay, by its new number, B r."""
-        raise NotImplementedError
-
-    def most(self, patches: int) -> int:
-        raise NotImplementedError
-
-    def merge(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        keys = self._keys[0] if keys is None else keys
-        metric = F.normalize(keys.mean(dim=1)[:, self.prefix :], dim=-1)  # B N K
-        r = self.next_count(self.most(metric.shape[1]))
-        if r <= 0:
-            return x
-        step = self.choose(metric, r)
-        self._steps.append(step)
-        return self.joined(x, step)
-
-    def joined(self, x: Tensor, step: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        sizes = torch.ones_like(x[:, :, :1]) if self.sizes is None else self.sizes
-        sums = self._join(x * sizes, *step)
-        self.sizes = self._join(sizes, *step)
-        return sums / self.sizes
-
-    def _join(self, x: Tensor, kept: Tensor, gone: Tensor, goes_to: Tensor) -> Tensor:
-        patches = x[:, self.prefix :]
-        numbers = torch.arange(kept.shape[1], device=x.device)
-        arrives = (numbers[:, None] == goes_to[:, None]).to(x.dtype)  # B N-r r: a one where a token goes
-        return torch.cat([x[:, : self.prefix], take(patches, kept) + arrives @ take(patches, gone)], dim=1)
-
-    def where(self, x: Tensor) -> Tensor:
-        tokens = x.shape[1] + sum(gone.shape[1] for _, gone, _ in self._steps)
-        place = numbers = torch.arange(tokens, device=x.device).expand(x.shape[0], -1)
-        for kept, gone, goes_to in self._steps:
-            after = torch.arange(kept.shape[1], device=x.device).expand_as(kept)
-            new = torch.zeros_like(numbers[:, self.prefix :]).scatter(1, kept, after).scatter(1, gone, goes_to)
-            renumbered = torch.cat([numbers[:, : self.prefix], self.prefix + new], dim=1)
-            place = renumbered.gather(1, place)
-            numbers = numbers[:, : -gone.shape[1]]
-        return place
+        first, second = metric[:, 1::2], metric[:, 0::2]
+        likeness, partner = (first @ second.transpose(1, 2)).max(dim=-1)  # B N/2 each
+        order = likeness.topk(likeness.shape[1], dim=-1).indices
+        gone, kept = order[:, :r], order[:, r:].sort(dim=-1).values
+        evens = 2 * torch.arange(second.shape[1], device=metric.device).expand(metric.shape[0], -1)
+        return torch.cat([2 * kept + 1, evens], dim=1), 2 * gone + 1, partner.gather(1, gone) + kept.shape[1]
 
 
-class PiToMe(Chosen):
+class PiToMe(Merging):
     """Merge among the patches that have the most others near them; what stands alone is protected.
 
     The energy of a patch is the mean of ELU(cosine - margin) to all patches, with a margin that falls from 0.9 in the
     first block towards 0 in the last. The 2r patches of highest energy are dealt into two hands; each of the first
     joins its most alike of the second.
     """
-
-    def most(self, patches: int) -> int:
-        return patches // 2
 
     def margin(self) -> float:
         depth = 12 if isinstance(self.per_block, int) else len(self.per_block)
@@ -178,7 +154,7 @@ class PiToMe(Chosen):
         return torch.cat([protected, partners], dim=1), gone, goes_to
 
 
-class Pruning(Chosen):
+class Pruning(Merging):
     """Drop the patches with the least attention of the class token, over all heads. They are not looked at any more."""
 
     needs_class_token = True
@@ -199,7 +175,7 @@ class Pruning(Chosen):
         return kept, gone, nearest
 
     def joined(self, x: Tensor, step: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        stays = torch.cat([self._first(x)[:, : self.prefix], step[0] + self.prefix], dim=1)
+        stays = self.stays(x, step)
         self._alive = (self._first(x) if self._alive is None else self._alive).gather(1, stays)
         return take(x, stays)
 
@@ -219,7 +195,7 @@ class Pruning(Chosen):
         return y if queries is not None else take(y, alive)
 
 
-MERGINGS: dict[str, type[Merging]] = {"tome": Merging, "pitome": PiToMe, "prune": Pruning}
+MERGINGS: dict[str, type[Merging]] = {"tome": ToMe, "pitome": PiToMe, "prune": Pruning}
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:

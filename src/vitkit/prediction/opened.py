@@ -24,7 +24,7 @@ from vitkit.runtime import open_runtime
 from vitkit.runtime.base import Runtime, device_for
 from vitkit.runtime.export import open_exported
 from vitkit.runtime.table import format_of
-from vitkit.runtime.tune import digest_of
+from vitkit.runtime.tuned import digest_of
 from vitkit.tasks import Task
 from vitkit.tasks.table import task_for
 

@@ -33,7 +33,7 @@ def open_runtime(
     progress  is told why "auto" does not take what was stored
     """
     from vitkit.runtime.base import Choice, build
-    from vitkit.runtime.tune import stored
+    from vitkit.runtime.tuned import stored
 
     if kind == "auto":
         tuned = None if source is None or int8 or merge else stored(model, source, progress)

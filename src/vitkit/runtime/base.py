@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -36,6 +36,8 @@ class Spec:
     dynamic_size: bool = False  # images of any size: positions are resized inside
     top: int = 0  # besides the logits, the probabilities and numbers of so many classes
     scale: float = 1.0  # of the sides of images, which are made smaller inside
+    bf16: bool = False  # matrix products in bfloat16
+    here: bool = False  # for processors like this one alone: int8 may use all of its 8 bits
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,40 @@ class Choice:
     batch_size: int = 1
     threads: int | None = None
     scale: float = 1.0  # of the sides of images
+    bf16: bool = False
+    sure: float = 0.0  # early exit: with this probability an answer at `scale` stands, others are asked in full
 
     @property
     def name(self) -> str:
         """ "onnx int8 merge 8" """
-        words = [self.runtime, "int8" * self.int8, f"merge {self.merge}" * bool(self.merge)]
+        words = [self.runtime, "int8" * self.int8, "bf16" * self.bf16, f"merge {self.merge}" * bool(self.merge)]
         words.append(f"scale {self.scale:g}" * (self.scale != 1))
+        words.append(f"sure {self.sure:g}" * bool(self.sure))
         return " ".join(word for word in (*words, "calibrated" * self.calibrated) if word)
+
+    @property
+    def precision(self) -> str:
+        return "int8" if self.int8 else "bf16" if self.bf16 else "fp32"
+
+    @property
+    def reduced(self) -> bool:
+        return bool(self.merge) or self.scale != 1
 
     @property
     def exact(self) -> bool:
         """Whether it computes what the model computes, up to rounding in fp32."""
-        return not self.int8 and not self.merge and self.scale == 1
+        return self.precision == "fp32" and not self.reduced
+
+    @property
+    def looks(self) -> dict[str, Choice]:
+        """What is run, each as a model of its own: with early exit the first look and the second, which is `model`."""
+        if not self.sure:
+            return {"model": self}
+        return {"model": replace(self, sure=0.0, scale=1.0), "first": replace(self, sure=0.0, merge=0)}
 
     def spec(self, calibration: Calibration | None) -> Spec:
         chosen = calibration if self.calibrated else None
-        return Spec(self.int8, self.merge, calibration=chosen, scale=self.scale)
+        return Spec(self.int8, self.merge, calibration=chosen, scale=self.scale, bf16=self.bf16, here=True)
 
 
 class Runtime(ABC):
@@ -96,12 +116,30 @@ class Runtime(ABC):
         return [self.compute(images)]
 
 
+class Cascade(Runtime):
+    """Early exit: an answer for smaller images stands where its likeliest class has at least the probability `sure`."""
+
+    def __init__(self, first: Runtime, second: Runtime, sure: float, name: str) -> None:
+        super().__init__(name, first.device)
+        self.first, self.second, self.sure = first, second, sure
+
+    def compute(self, images: Tensor) -> Tensor:
+        found = self.first.run(images).clone()  # B C
+        unsure = found.softmax(dim=-1).amax(dim=-1) < self.sure
+        if unsure.any():
+            found[unsure] = self.second.run(images[unsure.to(images.device)])
+        return found
+
+
 def thread_count(wanted: int | None) -> int:
     """The same for every runtime, or they could not be compared: what PyTorch takes of this process's cores."""
     return wanted or torch.get_num_threads()
 
 
 def build(model: nn.Module, choice: Choice, calibration: Calibration | None = None) -> Runtime:
+    if choice.sure:
+        looks = {name: build(model, look, calibration) for name, look in choice.looks.items()}
+        return Cascade(looks["first"], looks["model"], choice.sure, choice.name)
     module = find("runtime", choice.runtime, RUNTIMES, "auto").load(f"the runtime {choice.runtime}", choice.int8)
     runtime: Runtime = module.build(model, choice, choice.spec(calibration))
     return runtime

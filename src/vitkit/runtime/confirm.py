@@ -23,6 +23,10 @@ class Confirmed:
     won: int
     labelled: bool = True  # False: right is what the model says
 
+    def __add__(self, other: Confirmed) -> Confirmed:
+        counts = {name: getattr(self, name) + getattr(other, name) for name in ("images", "lost", "won")}
+        return replace(self, **counts)
+
     @property
     def drop(self) -> float:
         return (self.lost - self.won) / self.images
@@ -54,12 +58,7 @@ def hold_out(images: Images, fewest: int) -> tuple[Images, Images | None]:
     if len(images) < _EVERY * fewest:
         return images, None
     held = torch.arange(len(images)) % _EVERY == _EVERY - 1
-    return _part(images, ~held), _part(images, held)
-
-
-def _part(images: Images, rows: Tensor) -> Images:
-    labels = None if images.labels is None else images.labels[rows]
-    return replace(images, pixels=images.pixels[rows], labels=labels)
+    return images[~held], images[held]
 
 
 def confirm(model: VisionModel, ours: Tensor, theirs: Tensor, images: Images) -> Confirmed | None:

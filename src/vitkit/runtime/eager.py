@@ -3,6 +3,7 @@ exported program, .pt2, which PyTorch runs without the code of the model."""
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ class Eager(Runtime):
         first = next(model.parameters())
         super().__init__(choice.name, first.device)
         self.model, self.dtype = reduced(model.eval(), choice.merge, choice.scale), first.dtype
+        if choice.bf16:
+            self.model, self.dtype = copy.deepcopy(self.model).to(torch.bfloat16), torch.bfloat16
         self.threads = choice.threads
 
     @torch.inference_mode()

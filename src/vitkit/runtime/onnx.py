@@ -12,7 +12,6 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +24,13 @@ from vitkit.errors import ConfigError
 from vitkit.runtime.base import Choice, Runtime, Spec, axes_of, config_of, example_of, grid_of, prepared, thread_count
 from vitkit.runtime.seal import checked, seal
 from vitkit.runtime.top import OUTPUTS
+from vitkit.world import has_vnni
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 OPSET = 20  # the first with Gelu; LayerNormalization came with 17
+COUNT = 65537  # images while a graph is made: a prime that divides no size of a model
 LIMIT = 2**31 - 2**20  # bytes that one file of protobuf can hold
 
 
@@ -89,17 +90,11 @@ def build(model: nn.Module, choice: Choice, spec: Spec) -> Onnx:
 def write(model: nn.Module, path: Path, metadata: Mapping[str, str], spec: Spec) -> None:
     import onnx
 
-    if _large(model) and not spec.int8:
-        program = _traced(model, spec).model
-        program.metadata_props.update(metadata)
-        import onnx_ir
-
-        onnx_ir.save(program, path, external_data=data_of(path).name)
-        return seal(path, data_of(path))
-    proto = _proto(model, spec)
+    proto, data = _proto(model, spec), data_of(path)
     onnx.helper.set_model_props(proto, dict(metadata))
-    path.write_bytes(proto.SerializeToString())
-    return seal(path)
+    apart = _large(model) and not spec.int8
+    onnx.save_model(proto, str(path), save_as_external_data=apart, location=data.name)
+    return seal(path, *[data] * apart)
 
 
 def _large(model: nn.Module) -> bool:
@@ -113,72 +108,51 @@ def _proto(model: nn.Module, spec: Spec) -> ModelProto:
     proto = to_onnx(model, spec)
     if not spec.int8:
         return proto
+    bits = 8 if spec.here and has_vnni() else 7
     if spec.calibration is None:
-        return to_dynamic(proto)
+        return to_dynamic(proto, bits)
     if _large(model):
         raise ConfigError("--calibrate cannot take weights beyond 2 GB; leave it out, or use --to openvino")
-    return to_static(proto, spec.calibration)
+    return to_static(proto, spec.calibration, bits)
 
 
 def to_onnx(model: nn.Module, spec: Spec = Spec()) -> ModelProto:  # noqa: B008
-    """Inputs `images` (or `pixels`), outputs `logits` (and those of `WithTop`).
+    """Inputs `images` (or `pixels`), outputs `logits` (and those of `WithTop`), for any number of images.
 
-    Where sizes are dynamic or weights large PyTorch's exporter of today is used; elsewhere its tracer, which gives the
-    same graph in a fifth of the time, and in a twentieth where tokens merge: `tune` makes dozens.
+    PyTorch's exporter takes minutes where it has to work out every size for any number of images, and tokens merge:
+    it gets one number, and what is that number in the graph becomes the number of images again.
     """
-    import onnx
+    from vitkit.runtime.onnx_graph import own_nodes, with_any_count, with_fixed_shapes
 
-    from vitkit.runtime.onnx_graph import own_nodes, with_fixed_shapes
-
-    if _large(model):
-        return _traced(model, spec).model_proto
-    with warnings.catch_warnings(), own_nodes(config_of(model), OPSET), torch.no_grad():
-        warnings.simplefilter("ignore")  # the tracer warns of every branch on a shape: shapes are fixed here
-        if spec.dynamic_size:
-            proto, examples = _traced(model, spec).model_proto, _of_several_sizes(model, spec)
-        else:
-            proto, examples = onnx.load_from_string(_traced_once(model, spec)), [example_of(model, spec)]
-            # Another example that differs in all that may differ: the number of images, and with `raw` their size.
-            examples.append((examples[0][:1, :-1, :-2] if spec.raw else examples[0][:1]).contiguous())
-        arrays = [example.numpy() for example in examples]
-        return with_fixed_shapes(proto, arrays, lambda content: Onnx(content).outputs)
-
-
-def _names(spec: Spec) -> tuple[list[str], list[str]]:
-    return ["pixels" if spec.raw else "images"], list(OUTPUTS if spec.top else OUTPUTS[:1])
-
-
-def _traced_once(model: nn.Module, spec: Spec) -> bytes:
-    inputs, outputs = _names(spec)
-    axes = {0: "batch", 1: "height", 2: "width"} if spec.raw else {0: "batch"}
-    shapes = {inputs[0]: axes} | {name: {0: "batch"} for name in outputs}
-    traced = io.BytesIO()
-    trace = partial(torch.onnx.export, dynamo=False, opset_version=OPSET, dynamic_axes=shapes)
-    trace(model, (example_of(model, spec),), traced, input_names=inputs, output_names=outputs)  # type: ignore[arg-type]
-    return traced.getvalue()
-
-
-def _traced(model: nn.Module, spec: Spec) -> torch.onnx.ONNXProgram:
-    inputs, outputs = _names(spec)
+    inputs, outputs = ["pixels" if spec.raw else "images"], list(OUTPUTS if spec.top else OUTPUTS[:1])
+    axes = {axis: size for axis, size in axes_of(model, spec).items() if axis > 0}
     chatter = io.StringIO()  # what was tried, step by step, where our answers go
     with warnings.catch_warnings(), torch.no_grad(), redirect_stdout(chatter), redirect_stderr(chatter):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             model,
-            (example_of(model, spec),),
+            (example_of(model, spec, 1).expand(COUNT, -1, -1, -1),),
             dynamo=True,
             opset_version=OPSET,
-            dynamic_shapes=(axes_of(model, spec),),
+            dynamic_shapes=(axes,),
             input_names=inputs,
             output_names=outputs,
+            custom_translation_table=own_nodes(),
+            optimize=_large(model),
             verbose=False,
         )
     assert program is not None
-    return program
+    proto = with_any_count(program.model_proto, COUNT)
+    if _large(model):  # more than can be run from memory
+        return proto
+    return with_fixed_shapes(proto, _examples(model, spec), lambda content: Onnx(content).outputs)
 
 
-def _of_several_sizes(model: nn.Module, spec: Spec) -> list[Tensor]:
-    """Batches that differ in all that may differ; one of them has the size of the configuration."""
-    h, w = grid_of(config_of(model))
-    grids = [(h, w), (h + 2, w + 5), (h + 3, w + 4 + (h == w + 1))]
-    return [example_of(model, spec, count, grid) for count, grid in zip((3, 1, 2), grids, strict=True)]
+def _examples(model: nn.Module, spec: Spec) -> list[np.ndarray]:
+    """Batches that differ in all that may differ; where sizes do, one of them has that of the configuration."""
+    if spec.dynamic_size:
+        h, w = grid_of(config_of(model))
+        grids = [(h, w), (h + 2, w + 5), (h + 3, w + 4 + (h == w + 1))]
+        return [example_of(model, spec, count, grid).numpy() for count, grid in zip((3, 1, 2), grids, strict=True)]
+    example = example_of(model, spec).numpy()
+    return [example, np.ascontiguousarray(example[:1, :-1, :-2] if spec.raw else example[:1])]

@@ -21,24 +21,26 @@ from vitkit.runtime.seal import checked, seal
 from vitkit.runtime.top import OUTPUTS
 
 _PLACE = "vitkit"  # where our words are in the file's own information
+_BF16 = "bf16"  # a word there: compute so, where the processor can
 
 
 class OpenVino(Runtime):
     """An .xml file with its .bin, or a model in memory."""
 
     def __init__(self, model: Model | str | Path, name: str = "openvino", threads: int | None = None) -> None:
-        # One batch at a time, by all threads; and not in half precision behind our back. Left to itself OpenVINO counts
-        # the cores of the machine: it would ignore OMP_NUM_THREADS, and leave out the second thread of each core.
-        options: dict[str, str | int | bool] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+        # One batch at a time, by all threads; in half precision only where it is asked for. Left to itself OpenVINO
+        # counts the cores of the machine: it would ignore OMP_NUM_THREADS, and the second thread of each core.
+        options: dict[str, str | int | bool] = {"PERFORMANCE_HINT": "LATENCY"}
         options |= {"INFERENCE_NUM_THREADS": thread_count(threads), "NUM_STREAMS": 1, "ENABLE_HYPER_THREADING": True}
         try:
             if isinstance(model, (str, Path)):  # read, not mapped: the model owns its weights
                 graph, weights = checked(Path(model), Path(model).with_suffix(".bin"))
                 model = ov.Core().read_model(graph, weights)
+            about = model.get_rt_info([_PLACE]).astype(dict) if model.has_rt_info([_PLACE]) else {}
+            options["INFERENCE_PRECISION_HINT"] = "bf16" if _BF16 in about else "f32"
             self.compiled = ov.Core().compile_model(model, "CPU", options)
         except RuntimeError as e:
             raise ConfigError(f"OpenVINO cannot open the model: {str(e).splitlines()[0]}; export it again") from e
-        about = model.get_rt_info([_PLACE]).astype(dict) if model.has_rt_info([_PLACE]) else {}
         super().__init__(name, metadata={key: str(value.value) for key, value in about.items()})
 
     def compute(self, images: Tensor) -> Tensor:
@@ -81,6 +83,8 @@ def _converted(model: nn.Module, spec: Spec) -> Model:
     converted.inputs[0].get_tensor().set_names({"pixels" if spec.raw else "images"})
     for output, name in zip(converted.outputs, OUTPUTS, strict=False):
         output.get_tensor().set_names({name})
+    if spec.bf16:
+        converted.set_rt_info("yes", [_PLACE, _BF16])
     if not spec.int8:
         return converted
     import nncf

@@ -91,12 +91,12 @@ class FromRaw(nn.Module):
         if pre.interpolation not in _SUPPORT:
             raise ConfigError(f"--raw cannot resize by interpolation={pre.interpolation!r}; leave --raw out")
         self.model, self.pre, self.config = model, pre, model.config
-        self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (pre.mean, pre.std))
+        self.pixel_mean, self.pixel_std = (torch.tensor(values).view(-1, 1, 1) for values in (pre.mean, pre.std))
         self.finished = outputs.kind == "values" and bool(outputs.mean)
         self.value_mean, self.value_std = torch.tensor(outputs.mean), torch.tensor(outputs.std)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        found = self.model((self.prepare(pixels) / 255 - self.mean) / self.std)
+        found = self.model((self.prepare(pixels) / 255 - self.pixel_mean) / self.pixel_std)
         return found * self.value_std + self.value_mean if self.finished else found
 
     def prepare(self, pixels: Tensor) -> Tensor:

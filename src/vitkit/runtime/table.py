@@ -29,6 +29,7 @@ class Row:
     making: tuple[str, ...] = ()  # what making one of ours imports besides
     extra: str = ""  # of vitkit, which installs them
     int8: tuple[str, ...] | None = None  # packages that int8 needs besides; None: it has no int8
+    bf16: bool = False  # whether it can multiply in bfloat16
     suffix: str = ""  # of a format
     runs_code: bool = False  # a format whose files may: `open_file` has the argument `trust`, a SHA-256
     compiler: bool = False  # a runtime that needs one for C++
@@ -54,14 +55,14 @@ class Row:
         return importlib.import_module(self.module, "vitkit.runtime")
 
 
-_COMPILED = "`torch.compile`; the first batch of each size takes a minute"
-_ONNX = (("onnxruntime",), ("onnx",), "onnx", ())  # packages for running, making; extra; packages for int8
+_COMPILED = "`torch.compile`; fp32 and bf16; the first batch of each size takes a minute"
+_ONNX = (("onnxruntime",), ("onnx", "onnxscript"), "onnx", ())  # packages for running, making; extra; packages for int8
 _OPENVINO = (("openvino",), (), "openvino", ("nncf",))
 RUNTIMES = {
-    "eager": Row(".eager", "PyTorch as it is"),
-    "compiled": Row(".eager", _COMPILED, compiler=True),
+    "eager": Row(".eager", "PyTorch as it is; fp32 and bf16", bf16=True),
+    "compiled": Row(".eager", _COMPILED, compiler=True, bf16=True),
     "onnx": Row(".onnx", "ONNX Runtime; fp32 and int8", *_ONNX, on_cpu=True),
-    "openvino": Row(".openvino", "OpenVINO; fp32 and int8", *_OPENVINO, on_cpu=True),
+    "openvino": Row(".openvino", "OpenVINO; fp32, bf16 and int8", *_OPENVINO, on_cpu=True, bf16=True),
 }
 METADATA = ("vitkit", "config", "preprocessing", "classes", "outputs")  # what an exported file says of itself, in JSON
 FORMATS = {  # `tune` keeps a model for a runtime in the format of the same name

@@ -1,52 +1,52 @@
 """Try every runtime that is here, in every precision, with more and less merging; keep the fastest that is accurate.
 
-First the speed of every configuration at one batch size. Then, from the fastest to the slowest, its accuracy; the
-first that loses little enough is the winner: nothing slower can beat it. At last its batch sizes and threads. What is
-measured is kept at once (`kept.py`), so that a search which is killed continues where it was.
+First the speed of every runtime and precision at one batch size, then that of the fastest of them with everything
+that computes less. Then, from the fastest to the slowest, accuracy, on a quarter of the images first; the first that
+keeps its promise is the winner: nothing slower can beat it. At last its batch sizes and threads. What is measured is
+kept at once (`kept.py`), so that a search which is killed continues where it was.
 
-What was found is kept beside the model: `model.safetensors.tuned/` or `run-folder/tuned/`. It counts only for the same
-weights on the same kind of machine; otherwise PyTorch runs the model, and a note says why.
+The promise is about other images: by what was lost and won on these, 200 others must lose no more than `max_drop`
+with a probability of 90%. The drop on these alone would be too good: it is that of the one that looked best on them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
 import time
-import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, reduce
-from itertools import product
+from functools import cached_property
+from itertools import islice, product
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.errors import ConfigError, VitkitError
-from vitkit.io import cache_folder, canonical, dumps, read_json, replacing_folder, sha256
 from vitkit.model.base import VisionModel
-from vitkit.model.merge_plan import MergePlan
 from vitkit.progress import SILENT, Progress
-from vitkit.runtime.base import Calibration, Choice, Runtime, build, config_of, thread_count
+from vitkit.runtime.base import Calibration, Choice, Runtime, build, thread_count
 from vitkit.runtime.confirm import Confirmed, confirm
-from vitkit.runtime.export import written
 from vitkit.runtime.kept import Kept, Row, digest_of_images, versions
-from vitkit.runtime.reductions import SCALES, Reduction, plain_reductions, reductions
-from vitkit.runtime.reductions import merges as merges
+from vitkit.runtime.reductions import SCALES, Reduction, plain_reductions, reductions, sure_enough
 from vitkit.runtime.speed import images_per_second, in_words
-from vitkit.runtime.table import FORMATS, RUNTIMES
+from vitkit.runtime.table import RUNTIMES
+from vitkit.runtime.tuned import digest_of, machine
 from vitkit.runtime.verify import Check, Images, compare_outputs, outputs_of
-from vitkit.world import accelerators
+from vitkit.tasks.paired import kept_on
+from vitkit.world import has_bf16
 
 FEWEST = 20  # images; fewer say nothing about int8 and merging, which are then not chosen
 _BATCH = 8  # for throughput, while configurations are compared
 _SIZES = (1, 4, 8, 16, 32)
 _MAKING = {"eager": 0.1, "compiled": 45.0, "onnx": 4.0, "openvino": 5.0}  # seconds, roughly, until the first is known
-_MEASURING = 0.7  # the share of a budget for speeds; the rest is for accuracy and batch sizes
+_COMPARING = 0.4  # the share of a budget after which methods of merging are no longer compared
+_MEASURING = 0.7  # and speeds no longer measured; the rest is for accuracy and batch sizes
+_FASTEST = 3  # runtimes and precisions that are tried with reductions
+_BATCHES = 8  # of images, by which the speed of early exit is measured: it depends on them
+_EARLY = 0.5  # share of the allowed drop that is spent on early exit, chosen on the same images
+KEPT = 0.9  # probability of a promise
+_HOPELESS = 0.05  # the same by a quarter of the images, below which the others are not asked
 _OUT_OF_TIME = "left out: --budget"
-_FILE = "tuned.json"
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,16 @@ class Tuned:
         return about | ({} if self.confirmed is None else {"confirmed": self.confirmed.to_dict()})
 
 
-def configurations(
-    reductions: list[Reduction], kinds: list[str], batch_size: int, calibrated: bool
-) -> Iterator[Choice]:
-    """Every runtime x precision x reduction."""
-    for reduction, kind in product(reductions, kinds):
-        plain = Choice(kind, merge=reduction.merge, scale=reduction.scale, batch_size=batch_size)
+def whole_images(kinds: list[str], batch_size: int, calibrated: bool, bf16: bool) -> Iterator[Choice]:
+    """Every runtime and precision, nothing reduced."""
+    for kind in kinds:
+        plain = Choice(kind, batch_size=batch_size)
         yield plain
+        if bf16 and RUNTIMES[kind].bf16:
+            yield replace(plain, bf16=True)
         if RUNTIMES[kind].usable(int8=True):
             yield replace(plain, int8=True)
-            if calibrated and reduction == Reduction():
+            if calibrated:
                 yield replace(plain, int8=True, calibrated=True)
 
 
@@ -107,6 +107,7 @@ def tune(
     """
     if not model.config.classes:
         raise ConfigError("the model has no classifier (classes=0), so no configuration has an accuracy")
+    images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]  # sets stand by class
     about: dict[str, object] = {"model": digest_of(model)}
     about |= {"images": digest_of_images(images), "machine": machine(), **versions()}
     about |= {"seconds": seconds, "threads": thread_count(None), "calibrated": calibration is not None}
@@ -114,14 +115,15 @@ def tune(
     search = _Search(model, images, calibration, seconds, progress, Kept(kept, about, model), budget, check_all, held)
     size = 1 if latency else min(_BATCH, len(images))
     kinds = kinds or [name for name, row in RUNTIMES.items() if row.usable()]
-    tried = (
-        reductions(model, images, search.expected, search.late) if len(images) >= FEWEST else plain_reductions(model)
-    )
-    search.measure_all(list(configurations(tried, kinds, size, calibration is not None)))
+    device = next(model.parameters()).device
+    whole = list(whole_images(kinds, size, calibration is not None, has_bf16(device)))
+    search.measure_all(whole, min(_FASTEST, len(whole)) * len(plain_reductions(model)[1:]))
+    search.measure_all(search.reduced())
+    if len(images) >= FEWEST and (early := search.early_exits(max_drop)):
+        search.measure_all(early)
     winner = search.refined(search.first_accurate(max_drop), latency)
-    device = next(model.parameters()).device.type
     labelled = images.labels is not None
-    return Tuned(search.rows, winner, images.name, labelled, device, len(images), max_drop, search.confirmed)
+    return Tuned(search.rows, winner, images.name, labelled, device.type, len(images), max_drop, search.confirmed)
 
 
 @dataclass
@@ -139,6 +141,7 @@ class _Search:
     held: Images | None = None
     confirmed: Confirmed | None = None
     rows: list[Row] = field(default_factory=list)
+    answers: dict[Choice, Tensor] = field(default_factory=dict)  # outputs for the images
     opened: tuple[Choice, Runtime] | None = None  # one at a time: each holds all weights
     started: float = field(default_factory=time.perf_counter)
 
@@ -148,16 +151,28 @@ class _Search:
             self.opened = (choice, build(self.model, choice, self.calibration))
         return self.opened[1]
 
-    def outputs(self, choice: Choice) -> Tensor:
-        return outputs_of(self.open(choice), self.images, self.model.config, choice.batch_size)
+    def outputs(self, choice: Choice, count: int | None = None) -> Tensor:
+        """For the first so many images; those that were computed before are not computed again."""
+        known = self.answers.get(choice)
+        have, wanted = 0 if known is None else len(known), len(self.images) if count is None else count
+        if wanted > have:
+            found = outputs_of(self.open(choice), self.images[have:wanted], self.model.config, choice.batch_size)
+            self.answers[choice] = found if known is None else torch.cat([known, found])
+        return self.answers[choice][:wanted]
 
     @cached_property
     def expected(self) -> Tensor:
         """Outputs of the model itself."""
         return outputs_of(build(self.model, Choice()), self.images, self.model.config, _BATCH)
 
-    def speeds(self, runtimes: dict[str, Runtime], size: int) -> dict[str, float]:
-        return images_per_second(runtimes, next(self.images.batches(self.model.config, size)), self.seconds)
+    @cached_property
+    def expected_of_held(self) -> Tensor:
+        assert self.held is not None
+        return outputs_of(build(self.model, Choice()), self.held, self.model.config, _BATCH)
+
+    def speeds(self, runtimes: dict[str, Runtime], choice: Choice) -> dict[str, float]:
+        batches = self.images.batches(self.model.config, choice.batch_size)
+        return images_per_second(runtimes, list(islice(batches, _BATCHES if choice.sure else 1)), self.seconds)
 
     def late(self, share: float = 1.0, more: float = 0.0) -> bool:
         """Whether `more` seconds do not fit into this share of the budget."""
@@ -170,10 +185,13 @@ class _Search:
 
     # --- speed ---------------------------------------------------------------------------------------
 
-    def measure_all(self, choices: list[Choice]) -> None:
+    def measure_all(self, choices: list[Choice], later: int = 0) -> None:
+        """`later`: how many more there will be, about."""
         known = [choice for choice in choices if choice in self.kept.rows]
         again = f", {len(known)} of them measured before" if known else ""
-        self.progress.note(f"{len(choices)} configurations{again}: about {in_words(self.remaining(choices))}")
+        then = f", then about {later} that compute less" if later else ""
+        in_all = in_words(self.remaining([*choices, *choices[-1:] * later]))
+        self.progress.note(f"{len(choices)} configurations{again}{then}: about {in_all}")
         for number, choice in enumerate(choices, start=1):
             if choice in self.kept.rows:
                 self.add(self.kept.rows[choice], f"[{number}/{len(choices)}, kept]")
@@ -214,12 +232,44 @@ class _Search:
         """Beside PyTorch as it is, in turns: the ratio holds also when the machine is busy."""
         before = time.perf_counter()
         try:
-            speeds = self.speeds({"it": self.open(choice), "eager": build(self.model, Choice())}, choice.batch_size)
+            speeds = self.speeds({"it": self.open(choice), "eager": build(self.model, Choice())}, choice)
             check = self.check(choice) if self.check_all else None
             took = time.perf_counter() - before
             return Row(choice, speeds["it"], speeds["it"] / speeds["eager"], check, seconds=took)
         except (VitkitError, RuntimeError) as e:
             return Row(choice, problem=str(e).splitlines()[0][:100], seconds=time.perf_counter() - before)
+
+    @property
+    def fastest(self) -> list[Choice]:
+        """Runtimes and precisions as they are, the fastest first."""
+        rows = [row for row in self.rows if row.ratio and not row.choice.reduced]
+        return [row.choice for row in sorted(rows, key=_speedup, reverse=True)[:_FASTEST]]
+
+    def reduced(self) -> list[Choice]:
+        """The fastest, with everything that computes less: smaller images first, which need no comparing of methods."""
+
+        def late(images: int) -> bool:
+            return self.late(_COMPARING, images / _BATCH * self.batch_seconds)
+
+        several = len(self.images) >= FEWEST
+        tried = reductions(self.model, self.images, self.expected, late) if several else plain_reductions(self.model)
+        tried = sorted((one for one in tried if one != Reduction()), key=lambda one: one.scale)
+        return [replace(base, merge=one.merge, scale=one.scale) for one, base in product(tried, self.fastest)]
+
+    def early_exits(self, max_drop: float) -> list[Choice]:
+        """A smaller look first, then, of each precision, the fastest as it is, or with the most merging that may do."""
+        truth = self.expected.argmax(-1) if self.images.labels is None else self.images.labels
+        measured = [row.choice for row in sorted(self.rows, key=_speedup, reverse=True) if row.ratio]
+        if self.model.outputs.kind != "classes" or truth.ndim != 1 or self.late(_MEASURING):
+            return []
+        found = []
+        for whole in {choice.precision: choice for choice in reversed(self.fastest)}.values():
+            merged = (c for c in measured if c.merge and replace(c, merge=0) == whole and self.hopeful(c, max_drop))
+            for full, scale in product([whole, *islice(merged, 1)], SCALES[1:]):
+                if (small := replace(whole, scale=scale)) in measured:
+                    sure = sure_enough(self.outputs(small), self.outputs(full), truth, _EARLY * max_drop)
+                    found += [] if sure is None else [replace(full, scale=scale, sure=sure)]
+        return found
 
     # --- accuracy ------------------------------------------------------------------------------------
 
@@ -237,27 +287,42 @@ class _Search:
     def first_accurate(self, max_drop: float) -> Row:
         enough = len(self.images) >= FEWEST
         usable = [i for i, row in enumerate(self.rows) if row.ratio is not None and (enough or row.choice.exact)]
-        for i in sorted(usable, key=lambda i: -(self.rows[i].ratio or 0)):
+        for i in sorted(usable, key=lambda i: -_speedup(self.rows[i])):
             row = self.rows[i]
             if self.late() and row.check is None and not row.choice.exact:
                 continue  # what computes the same needs no proof that it is accurate enough
             self.progress.note(f"accuracy of {row.choice.name} ...")
+            if not self.hopeful(row.choice, max_drop):
+                continue
             if self.checked(i).drop <= max_drop + 1e-9 and self.keeps_promise(row.choice, max_drop):
                 return self.rows[i]
         raise ConfigError("no runtime could run the model; `vitkit predict --runtime eager` says why")
 
+    def hopeful(self, choice: Choice, max_drop: float) -> bool:
+        """Whether a quarter of the images leaves a chance."""
+        few = len(self.images) // 4
+        if choice.exact or few < FEWEST:
+            return True
+        outputs = self.outputs(choice, few)
+        seen = confirm(self.model, self.expected[:few], outputs, self.images[:few])
+        return seen is None or kept_on(seen.lost, seen.won, few, max_drop) >= _HOPELESS
+
     def keeps_promise(self, choice: Choice, max_drop: float) -> bool:
-        """Also on the held-out images; what computes the same needs none."""
+        """By these images and the held-out ones; what computes the same needs no proof."""
         self.confirmed = None
-        if self.held is None or choice.exact:
+        if choice.exact or (seen := confirm(self.model, self.expected, self.outputs(choice), self.images)) is None:
             return True
-        before = outputs_of(build(self.model, Choice()), self.held, self.model.config, _BATCH)
-        after = outputs_of(self.open(choice), self.held, self.model.config, choice.batch_size)
-        self.confirmed = confirm(self.model, before, after, self.held)
-        if self.confirmed is None:
-            return True
-        self.progress.note(f"{choice.name}: {self.confirmed.words()}")
-        return self.confirmed.drop <= max_drop + 1e-9
+        if self.held is not None:
+            after = outputs_of(self.open(choice), self.held, self.model.config, choice.batch_size)
+            self.confirmed = confirm(self.model, self.expected_of_held, after, self.held)
+            assert self.confirmed is not None
+            self.progress.note(f"{choice.name}: {self.confirmed.words()}")
+            seen += self.confirmed
+        chance = kept_on(seen.lost, seen.won, seen.images, max_drop)
+        self.progress.note(
+            f"{choice.name}: 200 other images lose at most {max_drop:.2%} with a probability of {chance:.0%}"
+        )
+        return chance >= KEPT
 
     def refined(self, winner: Row, latency: bool) -> Row:
         """Other batch sizes (for throughput) and numbers of threads; neither changes an answer."""
@@ -268,132 +333,12 @@ class _Search:
             choices = (replace(winner.choice, batch_size=size, threads=threads) for size in sizes)
             for choice in (c for c in choices if c != winner.choice and not self.late()):
                 runtime = self.open(replace(winner.choice, threads=threads))
-                speed = self.speeds({"it": runtime}, choice.batch_size)["it"]
+                speed = self.speeds({"it": runtime}, choice)["it"]
                 row = self.add(Row(choice, speed, check=winner.check))
                 if speed > (best.speed or 0) * 1.03:  # less is noise
                     best = row
         return best
 
 
-# --- what was found, kept beside the model --------------------------------------------------------------
-
-
-def machine() -> dict[str, str | int | None]:
-    """The kind of machine that a measurement holds for."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    cpu = names[0] if names else platform.processor() or platform.machine()
-    gpu = next((torch.cuda.get_device_name(d) for d in accelerators() if d.type == "cuda"), None)
-    capability = torch.backends.cpu.get_cpu_capability()
-    return {"cpu": cpu, "cores": os.cpu_count(), "capability": capability, "system": platform.system(), "gpu": gpu}
-
-
-def fingerprint(model: nn.Module) -> str:
-    """The same for the same configuration and weights."""
-    return f"{reduce(lambda total, part: zlib.crc32(part, total), _bytes_of(model), 0):08x}"
-
-
-def digest_of(model: VisionModel) -> str:
-    """As `fingerprint`, but for all that an answer depends on, and not the same for others by chance."""
-    found = hashlib.sha256(canonical(model.outputs.to_dict()).encode())
-    for part in _bytes_of(model):
-        found.update(part)
-    return found.hexdigest()
-
-
-def _bytes_of(model: nn.Module) -> Iterator[bytes | memoryview]:
-    yield config_of(model).to_json().encode()
-    for name, tensor in sorted(model.state_dict().items()):
-        yield name.encode()
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        if flat.numel():
-            yield memoryview(flat.view(torch.uint8).numpy())
-
-
-def tuned_folder(source: str | Path) -> Path | None:
-    """Where it is kept; None for a name of the zoo, whose weights are new every time."""
-    text = str(source)
-    if text.startswith(("hf:", "timm:")):
-        return cache_folder() / "tuned" / text.replace(":", "-").replace("/", "-")
-    path = Path(text).expanduser()
-    if path.is_dir():
-        return path / "tuned"
-    return path.with_name(f"{path.name}.tuned") if path.is_file() else None
-
-
-def kept_file(source: str | Path) -> Path | None:
-    """Where a search keeps what it has measured, until it is finished."""
-    folder = tuned_folder(source)
-    return None if folder is None else folder.with_name(f"{folder.name}.measured.json")
-
-
-def store(source: str | Path, model: VisionModel, found: Tuned, calibration: Calibration | None) -> Path | None:
-    """Keep a choice, and the model exported for it, so that it is not made again at every start; all or nothing."""
-    folder = tuned_folder(source)
-    if folder is None:
-        return None
-    choice, report = found.winner.choice, found.report()
-    about = {"choice": asdict(choice), "machine": machine(), "model": fingerprint(model), "report": report}
-    with replacing_folder(folder) as new:
-        if choice.runtime in FORMATS:
-            path = new / f"model{FORMATS[choice.runtime].suffix}"
-            written(model, choice.runtime, path, choice.spec(calibration))
-        files = {path.name: sha256(path) for path in sorted(new.iterdir())}
-        (new / _FILE).write_text(dumps({**about, "files": files}, indent=1), encoding="utf-8")
-    if (measured := kept_file(source)) is not None:
-        measured.unlink(missing_ok=True)
-    return folder
-
-
-def stored(model: nn.Module, source: str | Path, progress: Progress = SILENT) -> Runtime | None:
-    """The runtime that was chosen, ready to run; None, and a note, when it is not for this model on this machine."""
-    folder = tuned_folder(source)
-    if folder is None or not (folder / _FILE).is_file():
-        return None
-    choice = _choice(model, folder)
-    if isinstance(choice, str):
-        progress.note(f"note: {folder} {choice}")
-        return None
-    if choice.runtime in FORMATS:
-        row = FORMATS[choice.runtime]
-        module = row.load(f"running {folder}", making=False)
-        runtime: Runtime = module.open_file(folder / f"model{row.suffix}", choice.name, choice.threads)
-    else:
-        runtime = build(model, choice)
-    runtime.batch_size = choice.batch_size
-    return runtime
-
-
-def check_choice(choice: Choice) -> None:
-    """ValueError for what no tuning writes."""
-    merge = MergePlan.of(choice.merge).per_block  # or an error, which is a ValueError
-    if choice.scale not in SCALES:
-        raise ValueError("no such scale")
-    numbers = (merge, choice.batch_size, 1 if choice.threads is None else choice.threads)
-    if not all(type(n) is int and 0 <= n < 1 << 20 for n in numbers) or not choice.batch_size:
-        raise ValueError("numbers out of range")
-
-
-def _choice(model: nn.Module, folder: Path) -> Choice | str:
-    """What is stored, or why it cannot be used."""
-    try:
-        about = read_json(folder / _FILE)
-        choice, where, what = Choice(**about["choice"]), about["machine"], about["model"]
-        device = about["report"].get("device")  # files of version 0.1 do not say
-        other = [name for name, digest in about.get("files", {}).items() if sha256(folder / name) != digest]
-        known = choice.runtime in RUNTIMES
-        check_choice(choice)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "is damaged; run `vitkit tune` again"
-    if other:
-        return f"is damaged ({other[0]} is not what `vitkit tune` wrote); run it again"
-    if where != machine():
-        return "was measured on another machine; run `vitkit tune` here"
-    if not known:
-        return f"is for the runtime {choice.runtime}, which is not here; run `vitkit tune` again"
-    if device not in (None, next(model.parameters()).device.type):
-        return f"was measured with --device {device}; give that option, or run `vitkit tune` again"
-    if what != fingerprint(model):
-        return "is about other weights or another image size; run `vitkit tune` again"
-    return choice
+def _speedup(row: Row) -> float:
+    return row.ratio or 0.0

@@ -33,6 +33,9 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
+    def __getitem__(self, rows: slice | Tensor) -> Images:
+        return replace(self, pixels=self.pixels[rows], labels=None if self.labels is None else self.labels[rows])
+
     def batches(self, config: AnyConfig, size: int) -> Iterator[Tensor]:
         for part in self.pixels.split(size):
             yield normalise(part, config.preprocessing)
