@@ -29,6 +29,19 @@ def accelerators() -> list[torch.device]:
     return [torch.device("mps")] if torch.backends.mps.is_available() else []
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether it multiplies bfloat16 itself, and so faster than fp32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    words = ("avx512_bf16", "amx_tile") if device.type == "cpu" else ()
+    return any(getattr(torch.cpu, f"_is_{word}_supported", bool)() for word in words)
+
+
+def has_vnni() -> bool:
+    """Whether this processor adds products of 8-bit numbers in 32 bits; others overflow 16 bits."""
+    return bool(getattr(torch.cpu, "_is_vnni_supported", bool)())
+
+
 def resolve_device(wanted: str | torch.device | None = None) -> torch.device:
     """The device that was asked for, if it can be used; otherwise the best there is. "cuda" is this rank's own."""
     best = next((device.type for device in accelerators()), "cpu")

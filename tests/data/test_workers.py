@@ -151,7 +151,9 @@ def test_memory_stays_the_same_over_twenty_epochs(folder: Path) -> None:
             assert len(workers) == 2
             used.append(sum(p.memory_full_info().uss for p in workers))
             open_files.append(psutil.Process().num_fds())
-    assert max(used[10:]) - used[4] < 8 * 2**20  # bytes, both processes together
+    # Bytes, both processes together. A leak grows with every epoch, so the least of the last ones is above the most of
+    # the earlier ones; single values move by megabytes, as pages stop being shared with this process.
+    assert min(used[15:]) - max(used[5:10]) < 8 * 2**20
     assert open_files[-1] - open_files[4] <= 4
 
 

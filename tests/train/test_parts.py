@@ -26,10 +26,29 @@ from vitkit.training import optim
 from vitkit.training.config import TrainConfig, assign, parse_duration
 from vitkit.training.optim import Average, Muon, grown_size, orthogonal, rate
 from vitkit.training.parts import add_lora, assemble, freeze, plain
-from vitkit.training.recipe import choose_optimizer
+from vitkit.training.recipe import choose_optimizer, choose_precision
 from vitkit.world import World
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "native", "chosen"),
+    [
+        ({"model": "vit-ti/16"}, True, "bf16"),
+        ({"model": "vit-ti/16"}, False, "fp32"),
+        ({"model": "vit-ti/16", "image_size": 32}, True, "fp32"),  # so little work that the passes are not faster
+        ({"model": "conv+8px/2"}, True, "fp32"),
+        ({"model": "vit-ti/16", "recipe": "vit-imagenet1k"}, True, "fp32"),
+        ({"model": "vit-ti/16", "precision": "fp32"}, True, None),
+    ],
+)
+def test_precision_where_it_is_left_open(changes: dict, native: bool, chosen: str | None, monkeypatch) -> None:
+    monkeypatch.setattr("vitkit.training.recipe.has_bf16", lambda device: native)
+    reasons: list[str] = []
+    found = choose_precision(TrainConfig(**changes), None, World(0, 1, torch.device("cpu")), reasons)
+    assert found == ({} if chosen is None else {"precision": chosen})
+    assert bool(reasons) == (chosen == "bf16")
 
 
 @pytest.mark.parametrize(

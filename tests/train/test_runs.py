@@ -112,10 +112,12 @@ HARD = {"ema": 0.9, "accumulate": 2, "augment": {"crop": "auto", "mixup": 0.4, "
     ("extra", "kills"),
     [
         ({}, 2),
+        pytest.param({"threads": 2}, 1, marks=pytest.mark.slow),  # other processes start with one
         pytest.param(HARD, 4, marks=pytest.mark.slow),
         pytest.param({"optimizer": "muon"}, 16, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "muon", "precision": "bf16"}, 2, marks=pytest.mark.slow),
     ],
-    ids=["plain", "ema, mixup, accumulation", "many kills"],
+    ids=["plain", "two threads", "ema, mixup, accumulation", "many kills", "bf16"],
 )
 def test_killed_and_resumed_ends_with_the_same_bits(short: dict, tmp_path: Path, extra: dict, kills: int) -> None:
     settings = TrainConfig(**{**short, **extra, "save_every": 0.01, "changes": {**short["changes"], "dropout": 0.1}})
@@ -381,3 +383,19 @@ def test_without_validation_the_last_weights_are_kept(short: dict) -> None:
     best, last = (vitkit.load(str(result.out / f"{name}.safetensors")).state_dict() for name in ("best", "model"))
     assert result.steps == short["steps"]
     assert all(torch.equal(best[name], last[name]) for name in last)
+
+
+def test_evaluate_says_when_the_split_selected_the_weights(short: dict, squares: str, tmp_path: Path, command) -> None:
+    vitkit.train(TrainConfig(**short))
+    out, said = Path(short["out"]), "these weights were selected by this split, as the best of 3 evaluations"
+    assert said in command("evaluate", out, squares)[1]
+    assert said in command("evaluate", out / "best.safetensors", squares)[1]
+    assert json.loads(command("evaluate", out, squares, "--json")[1])["selected_among"] == 3
+    arrays = np.load(squares)
+    np.savez(tmp_path / "other.npz", **{**arrays, "x_val": arrays["x_val"][::-1]})
+    others = [(out / "model.safetensors", squares), (out, tmp_path / "other.npz"), (out, squares, "--split", "train")]
+    vitkit.train(TrainConfig(**{**short, "evaluations": 1, "out": str(tmp_path / "once")}))
+    for model, *more in (*others, (tmp_path / "once", squares)):
+        code, text, _ = command("evaluate", model, *more)
+        assert code == 0
+        assert "selected" not in text

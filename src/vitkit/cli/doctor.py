@@ -17,6 +17,8 @@ import vitkit
 from vitkit.cli import options as opt
 from vitkit.cli.options import echo
 
+LOOK = 0.5  # seconds
+BUSY = 0.5  # cores of others that are worth a line
 _FOR_DEVELOPERS = {"dev", "peers", "docs", "all"}
 
 
@@ -25,17 +27,20 @@ def doctor(as_json: opt.Json = False) -> None:
 
     Exits with code 1 when the self-test finds something wrong.
     """
+    found = devices()
     checks = [_run(name, check) for name, check in CHECKS.items()]
     extras = optional_packages()
     if as_json:
-        opt.print_json({"versions": versions(), "devices": devices(), "optional": extras, "checks": checks})
+        opt.print_json({"versions": versions(), "devices": found, "optional": extras, "checks": checks})
     else:
         opt.print_table(("package", "version"), versions().items(), left=2)
-        opt.print_table(("device", "name", "properties"), map(_device_row, devices()), left=3)
+        opt.print_table(("device", "name", "properties"), map(_device_row, found), left=3)
         rows = [(str(e["package"]), str(e["extra"]), e["version"] or f"not installed: {e['install']}") for e in extras]
         opt.print_table(("optional", "for", "version"), rows, left=3)
         tested = [(str(c["check"]), "ok" if c["ok"] else "failed", f"{c['seconds']:.1f}") for c in checks]
         opt.print_table(("self-test", "result", "seconds"), tested, left=2)
+        if (taken := float(str(found[-1]["taken_by_others"]))) >= BUSY:
+            echo(f"other processes take {taken} of {found[-1]['cores']} cores: training is slower for it")
     failed = [check for check in checks if not check["ok"]]
     for check in failed:
         echo(f"{check['check']}: {check['problem']}", err=True)
@@ -63,10 +68,20 @@ def devices() -> list[dict[str, object]]:
             found[-1] |= {"name": gpu.name, "memory_gb": round(gpu.total_memory / 1e9, 1)}
     cpu: dict[str, object] = {"kind": "cpu", "name": platform.processor() or platform.machine()}
     cpu |= {"cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    cpu["taken_by_others"] = taken_by_others()
     cpu["instructions"] = torch.backends.cpu.get_cpu_capability()
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         cpu["memory_gb"] = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
     return [*found, cpu]
+
+
+def taken_by_others() -> float:
+    """Cores that other processes take at the moment, on Linux."""
+    from vitkit.training.threads import Neighbours
+
+    neighbours = Neighbours()
+    time.sleep(LOOK)
+    return neighbours.cores(every=0.0)
 
 
 def optional_packages() -> list[dict[str, str | None]]:

@@ -57,6 +57,7 @@ def evaluate(
     from vitkit.evaluation.run import evaluate as run
     from vitkit.prediction.opened import load_for
     from vitkit.tasks.match import map_classes, parse_map
+    from vitkit.training.runs import looks_at
     from vitkit.world import joined
 
     if out is not None:  # before the work, not after it
@@ -84,7 +85,8 @@ def evaluate(
         else:
             result = PROBES[probe.value](loaded, dataset.split("train"), source, progress=progress, **how)
         if world.first:
-            _report(result, source, model, out, as_json, clean)
+            looks = 0 if probe else looks_at(model, dataset, source.split)
+            _report(result, source, model, out, as_json, clean, looks)
 
 
 def _leaked(dataset: Dataset, data: str) -> list[str]:
@@ -103,12 +105,15 @@ def _report(
     out: Path | None,
     as_json: bool,
     clean: WithoutLeaks | None = None,
+    looks: int = 0,
 ) -> None:
     from vitkit.evaluation.figures import write_images
 
     about = {"model": model, **result.to_dict()}
     if clean is not None:
         about["without_leaks"] = clean.to_dict()
+    if looks:
+        about["selected_among"] = looks
     written = []
     if out is not None:
         with adding_to_folder(out) as new:
@@ -121,6 +126,8 @@ def _report(
     echo(result.summary())
     if clean is not None:
         echo(clean.summary())
+    if looks:
+        echo(f"these weights were selected by this split, as the best of {looks} evaluations: expect less elsewhere")
     if result.not_finite:
         echo(f"warning: the model's output is no finite number for {result.not_finite:,} images")
     lines = [f"{bad.path}: {bad.reason}" for bad in result.bad_files]

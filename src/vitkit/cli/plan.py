@@ -32,7 +32,7 @@ def plan(
     optimizer: Annotated[
         str, Option(help="As in `vitkit train --set optimizer=NAME`.", autocompletion=_OPTIMIZERS)
     ] = "adamw",
-    precision: Annotated[str, Option(help="bf16 or fp32; default: bf16 on GPUs, fp32 on a CPU.")] = "",
+    precision: Annotated[str, Option(help="bf16 or fp32; default: bf16 where that is faster.")] = "",
     per_machine: Annotated[int, Option(help="GPUs in one machine.")] = 8,
     price: Annotated[float | None, Option(help="Dollars for an hour of one device.")] = None,
     mfu: Annotated[float | None, Option(help="Share of the device's compute that is reached, if known.")] = None,

@@ -179,7 +179,8 @@ def demo(
     result = watch(vitkit.TrainConfig(data="digits", out=str(out), epochs=epochs), time.monotonic(), quiet=False)
     with Bar() as progress:
         vitkit.explain(out, data="digits", out=out / "explained", progress=progress)
-    command = "vitkit" if shutil.which("vitkit") else sys.argv[0]  # `make demo` calls it by its path
+    started = "python -m vitkit" if Path(sys.argv[0]).name == "__main__.py" else sys.argv[0]
+    command = "vitkit" if shutil.which("vitkit") else started  # `make demo` calls it by its path
     echo(
         f"Accuracy {result.test['top1']:.1%} on held-out digits in {result.seconds:.0f} seconds.\n"
         f"Look inside: {out / 'explained' / 'report.html'}\n"

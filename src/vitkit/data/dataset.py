@@ -93,7 +93,8 @@ class Dataset:
         source = self._opened[name] = self._opened.get(name) or self._take(name)
         if not len(source):
             have = ", ".join(f"{s} {n}" for s, n in self.splits.items())
-            raise DataError(f"the split {name!r} of {self.name} is empty; it has {have}. Choose another split")
+            empty = f"the split {name!r} of {self.name} is empty; it has {have}"
+            raise DataError(f"{empty}. Add images, or choose another split")
         return source
 
     def _take(self, name: str) -> Source:

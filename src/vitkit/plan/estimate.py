@@ -19,6 +19,9 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import product
+
+import torch
 
 from vitkit.checkpoints.load import find_config
 from vitkit.errors import ConfigError, did_you_mean
@@ -26,7 +29,9 @@ from vitkit.model.build import Model, build, outline
 from vitkit.model.config import AnyConfig, ViTConfig, as_size
 from vitkit.model.summary import layer_table
 from vitkit.plan.memory import Memory, Step, training_memory
+from vitkit.training import threads
 from vitkit.training.config import TrainConfig
+from vitkit.training.recipe import precision_for
 
 GB = 1e9
 GEMM_SHARE = 0.85
@@ -76,7 +81,7 @@ class Setup:
     checkpointing: bool = False
     shard: bool = False
     optimizer: str = "adamw"
-    precision: str = ""  # bf16 on GPUs, fp32 on a CPU
+    precision: str = ""  # bf16 on GPUs; on a CPU as `vitkit train` chooses
     per_machine: int = 8
     price: float | None = None  # dollars for an hour of one device
     mfu: float | None = None  # share of a device's compute, in place of an estimate
@@ -106,7 +111,7 @@ def complete(setup: Setup) -> Setup:
         raise ConfigError(f"no device {setup.device!r}.{near} Choose from: {known}")
     _check_ranges(setup)
     device = DEVICES[setup.device]
-    batch, precision = (1024, "bf16") if device.tflops else (64, "fp32")
+    batch, precision = (1024, "bf16") if device.tflops else (64, "")
     setup = replace(
         setup,
         batch_size=setup.batch_size or max(setup.gpus, batch // setup.gpus * setup.gpus),
@@ -179,21 +184,25 @@ def gpu_step(config: AnyConfig, setup: Setup, memory: Memory) -> StepTime:
 
 
 def measured_step(config: AnyConfig, setup: Setup, seconds: float = 6.0) -> StepTime:
-    """One process on this machine's CPU with PyTorch's present number of threads."""
+    """One process on this machine's CPU, with the number of threads that `vitkit train` would take."""
     deep = isinstance(config, ViTConfig) and config.depth > 3
     shallow = [config.replace(depth=depth) for depth in (1, 3)] if deep else [config]
     batch = max(1, min(round(PROBE_FLOPS / flops_per_image(shallow[-1], setup.checkpointing)), setup.at_once))
     steps = [timed_step(build(each), setup.train, batch) for each in shallow]
-    best = [(math.inf, math.inf)] * len(steps)
+    choices, before = threads.numbers(), torch.get_num_threads()
+    best = {number: [(math.inf, math.inf)] * len(steps) for number in choices}
     start, rounds = time.perf_counter(), 0
     while rounds < 3 or time.perf_counter() - start < seconds:  # in turns; the best of each
-        for i, step in enumerate(steps):
-            passes, update = step()
+        for number, i in product(choices, range(len(steps))):
+            torch.set_num_threads(number)
+            passes, update = steps[i]()
             if rounds:  # the first allocates
-                best[i] = (min(best[i][0], passes), min(best[i][1], update))
+                best[number][i] = (min(best[number][i][0], passes), min(best[number][i][1], update))
         rounds += 1
+    torch.set_num_threads(before)
     more = (config.depth - 1) / 2 if deep else 0.0
-    passes, update = (first + more * (last - first) for first, last in zip(best[0], best[-1], strict=True))
+    found = {n: [a + more * (b - a) for a, b in zip(each[0], each[-1], strict=True)] for n, each in best.items()}
+    passes, update = found[threads.fastest({number: sum(both) for number, both in found.items()})]
     return StepTime(passes / batch * setup.per_device, update, 0.0)
 
 
@@ -255,6 +264,7 @@ def plan(setup: Setup) -> Plan:
     config, gpus = find_config(setup.model), setup.gpus
     size = config.image_size if setup.image_size is None else as_size(setup.image_size, "--image-size")
     config = config.replace(image_size=size, classes=config.classes if setup.classes is None else setup.classes)
+    setup = replace(setup, precision=setup.precision or precision_for(config, torch.device("cpu")))
     memory = training_memory(config, setup.train, setup.at_once, gpus)
     step = gpu_step(config, setup, memory) if DEVICES[setup.device].tflops else measured_step(config, setup)
     steps = max(1, round(setup.epochs * max(1, setup.images // setup.batch_size)))

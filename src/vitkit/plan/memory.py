@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from vitkit.errors import ConfigError
 from vitkit.model.build import Model, outline
 from vitkit.model.config import AnyConfig
-from vitkit.tasks import Settings
+from vitkit.tasks import Settings, Task
 from vitkit.tasks.classify import Classify
 from vitkit.training import optim
 from vitkit.training.config import TrainConfig
@@ -62,8 +62,7 @@ def training_memory(model: AnyConfig, train: TrainConfig, images: int, processes
                 p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
         start = ledger.peak = ledger.now
         inputs, labels = step.batch(images)
-        with torch.autocast("cpu", torch.bfloat16, enabled=train.precision != "fp32"):
-            loss = step.loss(inputs, labels)
+        loss = step.loss(inputs, labels)
         activations = ledger.now - start
         loss.backward()
         passes = ledger.peak - start
@@ -86,13 +85,14 @@ def training_memory(model: AnyConfig, train: TrainConfig, images: int, processes
 class Step:
     """A training step of a model with fresh weights, as `vitkit train` computes it: what a plan counts and times."""
 
-    def __init__(self, model: Model, train: TrainConfig) -> None:
+    def __init__(self, model: Model, train: TrainConfig, task: Task | None = None) -> None:
+        """`task`: default is to tell classes apart."""
         model.gradient_checkpointing = train.gradient_checkpointing
         self.model, self.train = model, train
-        self.task = Classify(model.outputs, model.config.classes, Settings(loss=train.loss))
+        self.task = task or Classify(model.outputs, model.config.classes, Settings(loss=train.loss))
         self.trainee = self.task.trainee(model, train.patch_dropout).train()
-        self.learning = [p for p in model.parameters() if p.requires_grad]
-        self.optimizers = optim.build(model, train)
+        self.learning = [p for p in self.trainee.parameters() if p.requires_grad]
+        self.optimizers = optim.build(model, train, self.trainee.added())
 
     def batch(self, images: int) -> tuple[Tensor, Tensor]:
         """Images and labels of the right shapes."""
@@ -100,7 +100,17 @@ class Step:
         return torch.zeros(images, config.channels, *config.image_size), torch.zeros(images, dtype=torch.long)
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        return self.task.loss(self.trainee, images, labels)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.train.precision in ("bf16", "fp16")):
+            return self.task.loss(self.trainee, images, labels)
+
+    def backward(self, images: Tensor, targets: Tensor) -> float:
+        """Gradients of the mean loss, in `accumulate` parts."""
+        total = 0.0
+        for x, y in zip(images.chunk(self.train.accumulate), targets.chunk(self.train.accumulate), strict=True):
+            loss = self.loss(x, y) * (len(x) / len(images))
+            loss.backward()
+            total += float(loss.detach())
+        return total
 
     def update(self) -> None:
         if self.train.clip:

@@ -25,7 +25,7 @@ from vitkit.model.base import OutputKind, Outputs
 from vitkit.model.build import Model
 from vitkit.progress import SILENT, Progress
 from vitkit.tasks.result import Evaluation, Recorded, Records, collect
-from vitkit.tasks.trainee import Teacher, Trainee
+from vitkit.tasks.trainee import FeatureTrainee, Teacher, Trainee, apart
 
 Row = dict[str, str | float]
 Columns = dict[str, type[str] | type[float]]
@@ -66,6 +66,7 @@ class Task:
     losses: ClassVar[tuple[str, ...]]  # the default first
     augmentation: ClassVar[str] = "light"  # the preset that suits it, and why if that is not plain
     why_augmentation: ClassVar[str] = ""
+    why: ClassVar[str] = ""  # of a method of pre-training: what speaks for it
     score: Metric
     pretrains: ClassVar[bool] = False  # the last weights are the result, and compared with those before the first step
     least_batch: ClassVar[int] = 1  # images in a batch, in each process
@@ -113,10 +114,12 @@ class Task:
         model.outputs = self.outputs
 
     def trainee(self, model: Model, patch_dropout: float = 0.0) -> Trainee:
+        if self.teacher is not None and self.teacher.features:
+            return FeatureTrainee(model, self.teacher.width, patch_dropout)
         return Trainee(model, patch_dropout)
 
     def learn_from(self, teacher: Teacher) -> None:
-        if type(self).distillation is Task.distillation:
+        if self.pretrains or (teacher.share and type(self).distillation is Task.distillation):
             raise ConfigError(f"the task {self.name} cannot learn from a teacher; leave out --set teacher")
         self.teacher = teacher
 
@@ -125,13 +128,18 @@ class Task:
 
         With a distillation token, its logits learn from the teacher; without a teacher, from the labels too.
         """
-        output = trainee(images)
+        output, features = both if isinstance(both := trainee(images), tuple) else (both, None)
         ours, theirs = output.unbind(1) if output.ndim == 3 else (output, output)
         loss, teacher = self.criterion(ours, targets), self.teacher
-        if teacher is not None:
-            taught = self.distillation(theirs, teacher(images), teacher.temperature)
-            return (1 - teacher.share) * loss + teacher.share * taught
-        return loss if theirs is ours else (loss + self.criterion(theirs, targets)) / 2
+        said, seen = teacher.taught(images) if teacher is not None else (None, None)
+        if teacher is not None and said is not None:
+            taught = self.distillation(theirs, said, teacher.temperature)
+            loss = (1 - teacher.share) * loss + teacher.share * taught
+        elif theirs is not ours:
+            loss = (loss + self.criterion(theirs, targets)) / 2
+        if teacher is None or features is None or seen is None:
+            return loss
+        return loss + teacher.features * apart(features, seen)
 
     def criterion(self, output: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of the model's output, in single precision."""

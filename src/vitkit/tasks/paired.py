@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from statistics import NormalDist
+
+import numpy as np
 
 
 def mcnemar(lost: int, won: int) -> float:
@@ -23,6 +26,14 @@ def worse(lost: int, won: int) -> float:
 def _at_most(k: int, n: int) -> float:
     """P(X <= k) of n tosses of a fair coin."""
     return float(sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
+
+
+def kept_on(lost: int, won: int, count: int, max_drop: float, others: int = 200) -> float:
+    """How likely at most `max_drop` is lost on so many other images, by the rates of these (half an image added)."""
+    up, down = (lost + 0.5) / (count + 1), (won + 0.5) / (count + 1)
+    step = np.array([down, max(0.0, 1 - up - down), up])  # one image: won, the same, lost
+    total = reduce(np.convolve, [step] * others)  # of others: from all won to all lost
+    return float(total[: others + int(max_drop * others + 1e-9) + 1].sum())
 
 
 def drop_interval(lost: int, won: int, count: int, level: float = 0.95) -> tuple[float, float]:

@@ -1,12 +1,13 @@
 """A budget that is kept: what a run costs is measured before it starts, and cut to what the time allows.
 
-Three rules, in this order:
+Four rules, in this order:
 
 size        with --init and no --image-size, the largest size up to the checkpoint's own at which the run sees every
             image twice and evaluates the whole test split (with a frozen backbone: at which all features fit)
 evaluation  validation takes a tenth of the budget at most and the test split what then leaves seven tenths for
             learning; what does not fit is evaluated on a part of the split, by class in equal shares
 length      batches are so small that a run makes a few dozen steps
+rate        with --init and no --lr, the learning rate by a short search (`rates`), where seven tenths are left for it
 
 What was chosen and measured goes into config.json: a run that is resumed does not choose again.
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -28,6 +29,7 @@ from vitkit.errors import ConfigError
 from vitkit.evaluation.linear import FOLDS
 from vitkit.model.config import AnyConfig, Size, ViTConfig
 from vitkit.tasks import Task
+from vitkit.training import rates
 from vitkit.training.config import TrainConfig
 from vitkit.training.costs import Costs, measured
 from vitkit.training.loop import FEW, MOST, ending
@@ -37,6 +39,7 @@ from vitkit.world import World
 
 LEARNING = 0.7  # of a budget is for learning
 VALIDATION = 0.1  # at most; half of it, where that is enough for a few looks
+SEARCH = 0.1  # at most, for the learning rate of fine-tuning
 BASELINE = 0.05  # of a budget, and
 BASELINE_SECONDS = 10.0  # at most
 PASSES = 2.0  # over the training images, for which a smaller image size is taken
@@ -185,6 +188,12 @@ class Chooser:
         return sizes[-1]
 
 
+def open_size(asked: TrainConfig, init: Checkpoint | None, task: Task) -> AnyConfig | None:
+    """The checkpoint's configuration, where the image size is left to the budget."""
+    fixed = not asked.budget or asked.image_size is not None or "image_size" in asked.changes
+    return None if init is None or task.pretrains or fixed else init.config
+
+
 def sizes_of(config: AnyConfig) -> list[Size]:
     """The checkpoint's own image size and the smaller ones of the same shape, down to a few patches; largest first."""
     if not isinstance(config, ViTConfig):
@@ -232,7 +241,7 @@ def keep(
         _wanted(asked, config, data, task),
         lambda c: Costs(*world.largest(*(measure(c) if measure else measured(c, data, world, init, teacher)))),
         lambda: world.largest(time.monotonic() - started)[0],
-        None if init is None or task.pretrains or asked.image_size or "image_size" in asked.changes else init.config,
+        open_size(asked, init, task),
     )
     size = chooser.size()
     cut = chooser.cut(size)
@@ -257,7 +266,27 @@ def keep(
     for split, count, there in _splits(cut, wanted):
         name = f"{split}_images"
         kept[name] = count if count < there else getattr(asked, name)
-    return config.replace(**kept), [*reasons, *_reasons(config, cut, chooser, costs, size)]
+    config, said = config.replace(**kept), list[str]()
+    fixed = asked.lr or asked.recipe or config.head == "converge" or task.pretrains or world.size > 1
+    if init is not None and not fixed:
+        before, loss = chooser.clock(), rates.loss_of(config, data, world, init, teacher)
+        config, said = _rate(config, cut, costs, loss, chooser.clock)
+        over = min(cut.learning, chooser.clock() - before)
+        cut = replace(cut, learning=cut.learning - over, passes=cut.passes * (1 - over / max(1e-9, cut.learning)))
+    return config, [*reasons, *_reasons(config, cut, chooser, costs, size), *said]
+
+
+def _rate(
+    config: TrainConfig, cut: Cut, costs: Costs, loss: rates.Loss, clock: Callable[[], float]
+) -> tuple[TrainConfig, list[str]]:
+    """The learning rate of fine-tuning, searched where the time for learning allows it."""
+    room = min(SEARCH * config.budget, cut.learning - LEARNING * config.budget)
+    steps = rates.affordable(room, costs, cut.batch, cut.train)
+    if not steps:
+        few = f"{rates.LEAST} steps at each of {rates.RATES} rates"
+        return config, [f"learning rate: {config.lr:g}, not searched for, since there is no time for {few}"]
+    found = rates.search(config.lr, steps, room, loss, clock)
+    return config.replace(lr=found.lr), [found.text()]
 
 
 def _splits(cut: Cut, wanted: Wanted) -> list[tuple[str, int, int]]:

@@ -174,6 +174,7 @@ def state_of(loop: Loop) -> State:
     state: State = {name: getattr(loop, name) for name in _NUMBERS}
     state |= {"elapsed": loop.elapsed, "window": list(loop.window), "best": loop.best, "validation": loop.validation}
     state |= {"start": loop.at_start, "begun": loop.begun, "learned": loop.learned}
+    state |= {} if loop.pace is None else {"threads": loop.pace.now}
     state |= {"curve": [list(point) for point in loop.curve]}
     epoch, step = divmod(loop.step, len(parts.loader))  # of the next batch, also right after the last of an epoch
     state["loader"] = {**parts.loader.state_dict(), "epoch": epoch, "step": step}
@@ -213,6 +214,8 @@ def put_back(loop: Loop, state: State, accept_order: bool = False) -> None:
         setattr(loop, name, state[name])
     loop.elapsed_before, loop.window = state["elapsed"], list(state["window"])
     loop.begun, loop.learned = (float(state.get(name, 0.0)) for name in ("begun", "learned"))  # 0.1 had neither
+    if loop.pace is not None and "threads" in state:
+        loop.pace.take(int(state["threads"]))
     loop.curve = [(float(progress), float(score)) for progress, score in state.get("curve", [])]
     loop.best, loop.validation, loop.at_start = state["best"], state["validation"], state.get("start", {})
     parts.loader.load_state_dict(state["loader"], accept_order)

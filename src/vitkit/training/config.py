@@ -71,12 +71,14 @@ class TrainConfig(Jsonable):
 
     # a teacher
     teacher: str | None = None
-    teacher_share: float = 0.5  # of the loss
+    teacher_share: float = -1.0  # of the loss, for its outputs; negative: a half, or none with its features
+    teacher_features: float = 0.0  # weight of the loss that draws our features towards its own; 0: off
     temperature: float = 0.0  # of soft labels; 0: the teacher's hard decision, as in DeiT
 
     # the machine
     device: str = ""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    threads: int = 0  # of each process on a CPU; 0: measured, where there is one process
+    precision: Literal["", "fp32", "bf16", "fp16"] = ""  # of the passes; "": bf16 where that is faster, else fp32
     compile: Literal["auto", "yes", "no"] = "auto"
     gradient_checkpointing: bool = False
     shard: bool = False  # FSDP instead of DDP
@@ -89,7 +91,7 @@ class TrainConfig(Jsonable):
     validation_images: int = 0
     test_images: int = 0
     baseline: Literal["yes", "no"] = "yes"  # a linear model on edges and colours, before the run, to compare with
-    costs: dict[str, Json] = field(default_factory=dict)  # seconds that were measured for a budget
+    costs: dict[str, Json] = field(default_factory=dict)  # seconds that were measured: for a budget, for threads
 
     # how often
     evaluations: int = 0  # while training, evenly spread; 0: a few, or one for each epoch, as time allows
@@ -105,6 +107,9 @@ class TrainConfig(Jsonable):
             self._set("augment", preset(self.augment))
         elif isinstance(self.augment, dict):
             self._set("augment", _augment(self.augment))
+        for name in ("data", "out", "init"):  # a Path is as good as its text
+            if isinstance(getattr(self, name), Path):
+                self._set(name, str(getattr(self, name)))
         for name in ("target", "track"):
             given = getattr(self, name)
             self._set(name, (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given)
@@ -141,12 +146,13 @@ def _augment(knobs: dict[str, object]) -> Augment:
 TABLES: dict[str, Mapping[str, object]] = {"task": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
 _COUNTS = (
     *("epochs", "steps", "budget", "batch_size", "lr", "clip", "lora", "views", "evaluations", "save_every"),
-    *("hang_limit", "train_images", "validation_images", "test_images"),
+    *("hang_limit", "threads", "teacher_features", "train_images", "validation_images", "test_images"),
 )
 _RANGES: list[tuple[tuple[str, ...], Callable[[float], bool], str]] = [
     (_COUNTS, lambda x: x >= 0, "not be negative"),
     (("ema", "patch_dropout", "warmup", "end"), lambda x: 0 <= x < 1, "be at least 0 and below 1"),
-    (("layer_decay", "progressive", "teacher_share"), lambda x: 0 < x <= 1, "be above 0 and at most 1"),
+    (("layer_decay", "progressive"), lambda x: 0 < x <= 1, "be above 0 and at most 1"),
+    (("teacher_share",), lambda x: x <= 1, "be at most 1"),
     (("accumulate", "log_every"), lambda x: x >= 1, "be at least 1"),
 ]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from vitkit.data.order import Order, stratified_order
 from vitkit.evaluation.linear import Minimised
 from vitkit.evaluation.run import evaluating
 from vitkit.progress import SILENT
+from vitkit.training import threads
 from vitkit.training.config import TrainConfig
 from vitkit.training.loop import Loop
 from vitkit.training.parts import Parts, assemble
@@ -25,6 +27,7 @@ from vitkit.training.result import Watcher
 from vitkit.world import World
 
 HEAD_WORK = 4000.0  # evaluations of the objective by which a head on features is found: 3,973 for the digits
+THREADS_SHARE, THREADS_SECONDS = 0.012, 1.2  # of a budget, or at all, until no new round of measuring begins
 _READ = 16  # images from which the cost of reading is taken
 _ONCE = 20.0  # times as long as enough: too long to be timed twice
 
@@ -46,13 +49,7 @@ def measured(
 ) -> Costs:
     """The costs of a configuration, from a model of its own that learns from a few images and is thrown away."""
     enough = min(1.0, max(0.02, 0.004 * config.budget))
-    alone = World(0, 1, world.device)
-    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
-        few = {"train_images": 0, "validation_images": 0, "test_images": 0, "cache": False, "compile": "no"}
-        parts = assemble(config.replace(out=folder, workers=0, **few), alone, _few(data), SILENT, init, teacher)
-        for tensor in (*parts.model.parameters(), *parts.model.buffers()):
-            tensor.data = tensor.data.clone()  # a checkpoint in memory stays as it is
-        timed = Timed(parts)
+    with trial(config, few(data), world, init, teacher) as timed:
         reading = timed.reading() / max(1, min(config.workers, os.cpu_count() or 1))
         evaluated = per_image(timed.evaluate, 64, enough)
         head = timed.head() if config.head == "converge" else 0.0
@@ -62,15 +59,48 @@ def measured(
         return Costs((image + reading) / world.size, timed.update(), (evaluated + reading) / world.size)
 
 
+@contextmanager
+def trial(
+    config: TrainConfig, data: Dataset, world: World, init: Checkpoint | None, teacher: nn.Module | None = None
+) -> Iterator[Timed]:
+    """The parts of a run on these images, without a trace: neither random numbers nor a checkpoint in memory change."""
+    alone = World(0, 1, world.device)
+    every = {"train_images": 0, "validation_images": 0, "test_images": 0, "cache": False, "compile": "no"}
+    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+        parts = assemble(config.replace(out=folder, workers=0, **every), alone, data, SILENT, init, teacher)
+        for tensor in (*parts.model.parameters(), *parts.model.buffers()):
+            tensor.data = tensor.data.clone()
+        yield Timed(parts)
+
+
+def by_threads(
+    config: TrainConfig, data: Dataset, world: World, init: Checkpoint | None, teacher: nn.Module | None = None
+) -> dict[int, float]:
+    """Seconds of a step, or of features with a frozen backbone, by number of threads; of at most 2% of a budget."""
+    seconds = THREADS_SHARE * config.budget if config.budget else THREADS_SECONDS
+    with trial(config, few(data), world, init, teacher) as timed:
+        timed.reading()
+        frozen = config.head == "converge"
+        work = timed.evaluate if frozen else timed.step
+        count, _ = _grown(work, 64 if frozen else config.batch_size, seconds / 12)
+        return threads.timed(lambda: work(count), threads.numbers(), seconds)
+
+
 def per_image(run: Callable[[int], None], most: int, enough: float) -> float:
     """Seconds for an image: with ever more of them, until a run takes long enough to be timed.
 
     The shorter of two: what else a machine does makes a run longer, never shorter.
     """
+    count, took = _grown(run, most, enough)
+    return min(took, _timed(run, count) if took < _ONCE * enough else took) / count
+
+
+def _grown(run: Callable[[int], None], most: int, enough: float) -> tuple[int, float]:
+    """So many images that a run takes long enough, and how long that is."""
     count, warm = 1, False
     while (took := _timed(run, count)) < enough and not (warm and count >= most):
         count, warm = min(4 * count, most), True
-    return min(took, _timed(run, count) if took < _ONCE * enough else took) / count
+    return count, took
 
 
 def _timed(call: Callable[..., object], *arguments: int) -> float:
@@ -104,6 +134,13 @@ class Timed:
         self.parts.wrapped.train()
         self.loop.backward(*self.loop.inputs(self.images(count), 1.0)).item()
 
+    def step(self, count: int) -> None:
+        """Learning and update; the weights stay as they are."""
+        self.learn(count)
+        for group in (group for optimizer in self.parts.optimizers for group in optimizer.param_groups):
+            group["lr"] = 0.0
+        self.loop.update()
+
     def update(self) -> float:
         self.loop.update()  # the first makes what the optimiser remembers
         return min(_timed(self.loop.update) for _ in range(2))
@@ -132,7 +169,7 @@ class Timed:
         return HEAD_WORK * min(took) / count
 
 
-def _few(data: Dataset) -> Dataset:
+def few(data: Dataset) -> Dataset:
     """Some images of the training split, every class at its share, or values from all of their range."""
     source, count = data.split("train"), 4 * _READ
     rows = np.sort(stratified_order(source.groups)[:count])

@@ -23,7 +23,7 @@ class View(Watcher):
 
     def __init__(self) -> None:
         self.last = Rate(0.0, 0)
-        self.speed = 0.0
+        self.speed = self.neighbours = 0.0
         self.left = ""
         self.ahead = ""  # the score that is expected at the end
         self.heard = time.monotonic()
@@ -44,7 +44,12 @@ class View(Watcher):
             self.left = remaining((rate.seconds - start) * (1 - progress) / (progress - at))
         if rate.seconds > self.last.seconds:
             self.speed = (rate.images - self.last.images) / (rate.seconds - self.last.seconds)
-        self.last = rate
+        self.last, self.neighbours = rate, rate.neighbours
+
+    @property
+    def others(self) -> str:
+        """Who is in the way."""
+        return f" (other processes take {self.neighbours:.1f} cores)" if self.neighbours else ""
 
 
 def remaining(seconds: float) -> str:
@@ -71,7 +76,7 @@ class PlainView(View):
             self.written = time.monotonic()
             self.note(
                 f"{progress:4.0%}  step {line['step']}  epoch {line['epoch']:.2f}  loss {loss_of(line)}  "
-                f"lr {line['lr']:.2e}  {self.speed:,.0f} img/s  {self.left}"
+                f"lr {line['lr']:.2e}  {self.speed:,.0f} img/s{self.others}  {self.left}"
             )
 
     def evaluated(self, line: Line, score: str, best: str) -> None:
@@ -111,7 +116,8 @@ class LiveView(View):
         if (line := self.line) is None:
             return
         table = Table.grid(padding=(0, 2))
-        table.add_row("step", f"{line['step']:,}", "epoch", f"{line['epoch']:.1f}", "img/s", f"{self.speed:,.0f}")
+        speed = f"{self.speed:,.0f}{self.others}"
+        table.add_row("step", f"{line['step']:,}", "epoch", f"{line['epoch']:.1f}", "img/s", speed)
         table.add_row("loss", loss_of(line), "lr", f"{line['lr']:.2e}", "validation", self.score)
         if self.ahead:
             table.add_row("", "", "", "", "expected at the end", self.ahead)
@@ -148,7 +154,7 @@ class NotebookView(View):
         if (line := self.line) is not None:
             heads = ["training", "step", "epoch", "loss", "img/s", "validation", "expected at the end"]
             row = [f"{self.progress:.0%} {self.left}", f"{line['step']:,}", f"{line['epoch']:.1f}", loss_of(line)]
-            parts.append(Grid([heads, [*row, f"{self.speed:,.0f}", self.score, self.ahead]]))
+            parts.append(Grid([heads, [*row, f"{self.speed:,.0f}{self.others}", self.score, self.ahead]]))
         self.cell.show(parts)
 
 

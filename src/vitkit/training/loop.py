@@ -34,6 +34,7 @@ from vitkit.training.optim import grown_size, rate
 from vitkit.training.parts import Parts
 from vitkit.training.result import Line, Rate, Result, Watcher
 from vitkit.training.stopping import Stopped, stop_signals
+from vitkit.training.threads import Neighbours, Pace
 from vitkit.training.watchdog import Watchdog
 
 EVALUATION_SHARE = 0.1  # of the time of a run with a budget may go into validation
@@ -62,25 +63,24 @@ class Loop:
         self.parts, self.watcher, self.started, self.listener = parts, watcher, started, listener
         self.config, self.world, self.out = parts.config, parts.world, workplace(parts.config.out)
         self.keeper = Keeper(self.out / "checkpoints", after=after_save)
-        self.step = self.skipped = self.bad_in_a_row = 0
+        self.step = self.skipped = self.bad_in_a_row = self.evaluations_done = 0
         self.elapsed_before = 0.0  # seconds that earlier parts of this run took
         self.begun = 0.0  # seconds until the first step: the schedule of a budget starts there
         self.learned = 0.0  # seconds of steps, reading of images included
-        self.learned_here = False
         self.paced = (0, 0.0)  # steps after the first of this process, and their seconds
         self.window: list[float] = []  # losses since the last line of the log
         self.best, self.validation = dict[str, float](), dict[str, float]()
         self.curve: list[tuple[float, float]] = []  # progress and validation score of every evaluation
         self.recent: float | None = None  # the last training loss that was logged
         self.at_start: dict[str, float] = {}  # metrics before the first step, of what learns from images alone
-        self.evaluations_done = 0
         each = float(str(self.config.costs.get("evaluated image", 0.0)))
         self.evaluation_seconds = each * self.validation_count  # of the last one; before the first, as measured
         self.evaluation_total = 0.0  # of all
-        self.too_much_evaluation = self.stop_asked = False
+        self.too_much_evaluation = self.stop_asked = self.learned_here = False
         self.evaluation: Evaluation | None = None  # of the kept weights on the test split
         self.told = 0.0  # when whoever watches last heard something
         self.missed = 0  # checkpoints in a row that could not be written
+        self.neighbours, self.pace = Neighbours(), Pace.of(self.config)
         self.watchdog = Watchdog(self.config.hang_limit, self.out, self.world)
 
     # --- progress ----------------------------------------------------------------------------------
@@ -109,6 +109,7 @@ class Loop:
         """Of a step; the first one of a process also starts those that load."""
         if self.learned_here:
             self.paced = (self.paced[0] + 1, self.paced[1] + seconds)
+            self.watcher.aside(self.pace.note(seconds) if self.pace is not None else "")
         self.learned, self.learned_here = self.learned + seconds, True
 
     # --- the loop ----------------------------------------------------------------------------------
@@ -257,12 +258,15 @@ class Loop:
         line["lr"] = max(self.parts.optimizers[0].param_groups, key=lambda group: group["factor"])["lr"]  # the head's
         if self.skipped:
             line["skipped"] = self.skipped
+        if self.pace is not None:
+            line["threads"] = self.pace.now
         if due:
             self.window.clear()
             log.write({**line})
         self.told = time.monotonic()
         learned = self.elapsed - self.evaluation_total  # seconds: rates and the time left are without evaluation
-        self.watcher.step(progress, line, Rate(learned, self.step * self.parts.loader.batch_size))
+        images = self.step * self.parts.loader.batch_size
+        self.watcher.step(progress, line, Rate(learned, images, self.neighbours.missing()))
 
     @property
     def epoch(self) -> float:
@@ -310,8 +314,7 @@ class Loop:
             log.write({**line, **{f"val_{k}": v for k, v in self.validation.items()}, **about})
         shown = [metric.text(value) for value in (score, self.best["score"])] if self.validation else ["", ""]
         self.watcher.evaluated(line, *shown)
-        if verdict:
-            self.watcher.note(f"      {verdict}")
+        self.watcher.aside(verdict)
         if self.validation:
             self.watcher.scored(progress, score, metric.higher)
             self.stop_asked |= self.watcher.wants_stop

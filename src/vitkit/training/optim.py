@@ -114,20 +114,23 @@ MUON_ADAM_SHARE = 0.15
 def muon(parts: list[Group], config: TrainConfig) -> Optimizers:
     """Two: Muon takes the matrices of the blocks and the filters of a whitened stem, AdamW the rest."""
     matrices, rest = ([g for g in parts if g["apart"] == apart] for apart in (True, False))
-    found: Optimizers = [Muon(matrices, lr=config.lr)] if matrices else []
+    found: Optimizers = [Muon(matrices, config.lr, half=config.precision == "bf16")] if matrices else []
     return found + (adamw(rest, config, MUON_ADAM_SHARE if matrices else 1.0) if rest else [])
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is made orthogonal (Jordan et al. 2024), for matrices of hidden layers.
 
-    The Newton-Schulz steps run in bf16 on a GPU and in fp32 on a CPU, where bf16 is slow. Matrices of
-    one shape are treated as one batch. The fused qkv is three maps and is treated as three. A filter bank is the
+    The Newton-Schulz steps run in bf16 on a GPU and where the passes do. Matrices of one shape are
+    treated as one batch. The fused qkv is three maps and is treated as three. A filter bank is the
     matrix of its flattened filters; the norm behind it makes their length meaningless, which is kept constant.
     """
 
-    def __init__(self, params: Iterable[Mapping[str, object]], lr: float, momentum: float = 0.95) -> None:
+    def __init__(
+        self, params: Iterable[Mapping[str, object]], lr: float, momentum: float = 0.95, half: bool = False
+    ) -> None:
         super().__init__(map(dict, params), {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
+        self.half = half
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -147,16 +150,16 @@ class Muon(torch.optim.Optimizer):
                 parts = 3 if not filters and shape[0] == 3 * shape[1] else 1
                 stack = torch.stack([u for _, u in pairs]).unflatten(1, (parts, -1)).flatten(0, 1)
                 rows, columns = stack.shape[-2:]
-                stack = orthogonal(stack) * max(1.0, rows / columns) ** 0.5
+                stack = orthogonal(stack, self.half) * max(1.0, rows / columns) ** 0.5
                 for (parameter, _), update in zip(pairs, stack.unflatten(0, (-1, parts)).flatten(1, 2), strict=True):
                     length = shape[0] ** 0.5 / parameter.norm() if filters else 1 - group["lr"] * group["weight_decay"]
                     parameter.mul_(length).add_(update.to(parameter).view(shape), alpha=-group["lr"])
 
 
-def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonal(matrices: Tensor, half: bool = False, steps: int = 5) -> Tensor:
     """B M N -> the nearest matrices with singular values near 1, by five Newton-Schulz steps."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.to(torch.float32 if matrices.device.type == "cpu" else torch.bfloat16)
+    x = matrices.to(torch.bfloat16 if half or matrices.device.type != "cpu" else torch.float32)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

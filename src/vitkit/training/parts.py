@@ -38,6 +38,7 @@ from vitkit.world import World, ensure_group
 
 EVALUATED = 1_000  # images that pre-training is evaluated on
 WHITENED = 500  # images that tell the whitening filters
+STANDARDISED = 128  # images that tell the mean and deviation of a teacher's features
 Loaders = tuple[Loader, Loader | None, Loader | None]  # of the splits train, val, test
 
 
@@ -81,10 +82,8 @@ class Parts:
         return {name: (len(s), s.splits.get(s.split, len(s))) for name, s in sources.items()}
 
     def autocast(self) -> AbstractContextManager[object]:
-        if self.config.precision == "fp32":
-            return nullcontext()
-        dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float16
-        return torch.autocast(self.world.device.type, dtype)
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.precision)
+        return nullcontext() if half is None else torch.autocast(self.world.device.type, half)
 
 
 def task_for(config: TrainConfig, source: Source) -> Task:
@@ -130,17 +129,21 @@ def assemble(
     average = optim.Average(model, config.ema) if config.ema else None
     if config.shard and average is not None:
         wrap(average.model, world, shard=True)
+    if teacher is not None or config.teacher is not None:
+        guide = teacher if teacher is not None else load(str(config.teacher))
+        how = (config.teacher_share, config.temperature, config.teacher_features)
+        task.learn_from(guided := Teacher(guide, model, *how).to(world.device))
+        if guided.features:
+            guided.standardise(some_images(data.split("train"), model, STANDARDISED).to(world.device))
+    elif config.teacher_features:
+        raise ConfigError("teacher_features are those of a teacher; name one with --set teacher=CHECKPOINT")
     torch.manual_seed(config.seed)  # what the task adds starts at random
     trainee = task.trainee(model, config.patch_dropout).to(world.device)
     wrapped = wrap(compiled(trainee, config, world, progress), world, config.shard)
-    beside = ((name, p) for name, p in trainee.named_parameters() if not name.startswith("model."))  # the task's own
-    optimizers = optim.build(model, config, beside)
+    optimizers = optim.build(model, config, trainee.added())
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
-    if teacher is not None or config.teacher is not None:
-        guide = teacher if teacher is not None else load(str(config.teacher))
-        task.learn_from(Teacher(guide, model, config.teacher_share, config.temperature).to(world.device))
     learning = [p for p in trainee.parameters() if p.requires_grad]
     scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
     models = (model, trainee, wrapped, average, optimizers, learning, scaler)
@@ -151,10 +154,14 @@ def fit_stem(model: Model, source: Source) -> None:
     """The whitening filters of a new model, from images that are spread over the set; the same in every process."""
     if not isinstance(model, ViT) or not isinstance(model.stem, WhitenedStem):
         return
-    some = np.unique(np.linspace(0, len(source) - 1, num=min(WHITENED, len(source))).astype(int))
-    pre = model.config.preprocessing
+    model.stem.whitening.fit(some_images(source, model, WHITENED))
+
+
+def some_images(source: Source, model: Model, count: int) -> Tensor:
+    """As the model sees them, spread over the set; always the same."""
+    some = np.unique(np.linspace(0, len(source) - 1, num=min(count, len(source))).astype(int))
     batches = evaluation_loader(source.take(some), model.config)
-    model.stem.whitening.fit(torch.cat([normalise(batch.images, pre) for batch in batches]))
+    return torch.cat([normalise(batch.images, model.config.preprocessing) for batch in batches])
 
 
 def loaders(config: TrainConfig, world: World, data: Dataset, model: Model, task: Task) -> Loaders:

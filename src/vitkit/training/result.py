@@ -15,12 +15,19 @@ from vitkit.model.base import VisionModel
 from vitkit.progress import Progress
 from vitkit.tasks import Metric
 
+DATA = "data.json"  # in the folder of a run: what the set consisted of
+
 
 class Watcher(Progress):
     """What a run tells while it goes; the command draws it, others may ignore it. `shown` is open while it runs."""
 
     shown: AbstractContextManager[object] = nullcontext()
     wants_stop = False  # the run is then saved and ends, as after Ctrl-C
+
+    def aside(self, text: str) -> None:
+        """A line below those of steps, where there is something to say."""
+        if text:
+            self.note(f"      {text}")
 
     def step(self, progress: float, line: Line, rate: Rate) -> None:
         """After every logged step."""
@@ -43,6 +50,7 @@ class Line(TypedDict, total=False):
     loss: float | None  # the mean since the last line; None: no finite one
     lr: float
     skipped: int
+    threads: int  # where a budget lets them change
 
 
 class Rate(NamedTuple):
@@ -50,6 +58,7 @@ class Rate(NamedTuple):
 
     seconds: float
     images: int
+    neighbours: float = 0.0  # cores that other processes take, and that are missing here
 
 
 @dataclass(frozen=True)

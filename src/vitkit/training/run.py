@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from vitkit import __version__
 from vitkit import world as worlds
+from vitkit.checkpoints.family import Checkpoint
 from vitkit.curation.leaks import leak_warning
 from vitkit.data import Batch, Dataset, open_data
 from vitkit.data.check import leakage
@@ -29,20 +30,21 @@ from vitkit.io import read_json, write_json, write_text
 from vitkit.locks import only_one
 from vitkit.storage import Publisher, is_url, workplace
 from vitkit.tasks import TASKS
-from vitkit.training import attempts, budget
+from vitkit.training import attempts, budget, threads
 from vitkit.training.advice import Curves, Seen, advise
 from vitkit.training.baseline import Baseline, baselines
 from vitkit.training.card import NAME as CARD
 from vitkit.training.card import card_of
 from vitkit.training.checkpoint import State, put_back
 from vitkit.training.config import TrainConfig
+from vitkit.training.costs import by_threads
 from vitkit.training.drawn import NEAREST, RECONSTRUCTIONS, draw_pretraining
 from vitkit.training.frozen import FOLDER, FrozenRun
 from vitkit.training.log import EVENTS
 from vitkit.training.loop import Loop
-from vitkit.training.parts import Parts, assemble, open_init
+from vitkit.training.parts import Parts, assemble, open_init, task_for
 from vitkit.training.recipe import complete, image_size
-from vitkit.training.result import Result, Watcher
+from vitkit.training.result import DATA, Result, Watcher
 from vitkit.training.stopping import Stopped
 from vitkit.training.track import MEMORY, Trackers
 from vitkit.training.trackers.wandb import SENT
@@ -50,7 +52,6 @@ from vitkit.world import World
 
 # What a run writes over or removes in its folder; everything else there is left alone.
 OURS = ["config.json", "checkpoints", "log.jsonl", "best.safetensors", "model.safetensors", "result.json", "replay"]
-DATA = "data.json"  # what the set consisted of
 OURS += ["curves.png", EVENTS, DATA, FOLDER, RECONSTRUCTIONS, NEAREST, MEMORY, SENT]
 LET_GO = 60.0  # seconds that a restarted run waits for the processes before it to end
 
@@ -82,6 +83,7 @@ def train(
     watcher = watcher if watcher is not None and world.first else Watcher()
     with ExitStack() as stack:
         stack.callback(worlds.leave)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.enter_context(worlds.ends_with_others())
         published = _published(config, world, watcher, stack)
         # After a lost process torchrun starts the same command again, which then means: resume.
@@ -175,12 +177,21 @@ def _prepare(
     if new:
         asked = config
         config, reasons = complete(asked, data, world, init.config if init else None)
+        took = {} if dataset is not None else _by_threads(asked, config, data, world, init, teacher)
+        if world.device.type == "cpu" and world.size == 1 and not asked.threads:
+            chosen = {"threads": threads.fastest(took) if took else torch.get_num_threads()}
+            asked, config = asked.replace(**chosen), config.replace(**chosen)
+            threads.apply(config, world)  # a budget is for steps with as many
         if config.budget:
             config, reasons = budget.keep(asked, config, reasons, data, world, init, started, teacher)
+        if took:
+            config = config.replace(costs={**config.costs, "threads": {str(n): s for n, s in took.items()}})
+            reasons.append(f"threads: {config.threads}, as measured: {threads.in_words(took)} (else: --set threads=N)")
         warnings = (leakage(data) or leak_warning(config.data),) if world.first else ()
         for line in (*reasons, *warnings):
             if line:
                 watcher.note(line)
+    threads.apply(config, world)
     parts = assemble(config, world, data, watcher, init, teacher)
     if new and world.first:
         if init is not None:
@@ -191,6 +202,22 @@ def _prepare(
         _write_config(config, parts, reasons, compared)  # from then on the folder is known as that of a run
         write_json(workplace(config.out) / DATA, identity(data))
     return parts
+
+
+def _by_threads(
+    asked: TrainConfig,
+    config: TrainConfig,
+    data: Dataset,
+    world: World,
+    init: Checkpoint | None,
+    teacher: nn.Module | None,
+) -> dict[int, float]:
+    """Seconds by number of threads, where there is a choice; where a budget chooses the image size, at the smallest."""
+    if world.device.type != "cpu" or world.size > 1 or config.shard or config.threads or len(threads.numbers()) == 1:
+        return {}
+    own = budget.open_size(asked, init, task_for(config, data.split("train")))
+    sized = config if own is None else config.replace(image_size=budget.sizes_of(own)[-1])
+    return by_threads(sized, data, world, init, teacher)
 
 
 def _claim(config: TrainConfig, resume: bool) -> TrainConfig | None:
@@ -301,7 +328,7 @@ def _draw(parts: Parts, result: Result, watcher: Watcher) -> None:
     out, section = result.out, curves_of(read_log(result.out))
     try:
         with styled():
-            save_png(section.draw(), out / "curves.png", result.verdict or section.finding, section.alt)
+            save_png(section.draw(), out / "curves.png", result.verdict.split(";")[0] or section.finding, section.alt)
             if parts.task.pretrains:
                 draw_pretraining(parts, out, result.verdict)
     except MissingPackage as e:

@@ -6,11 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitkit.data.dataset import Dataset
+from vitkit.data.identity import identity
 from vitkit.errors import ConfigError, DataError, did_you_mean
 from vitkit.io import read_json
 from vitkit.tasks import TASKS, Metric
 from vitkit.training.config import TrainConfig
 from vitkit.training.log import read
+from vitkit.training.parts import validation_split
+from vitkit.training.result import DATA
 
 COLUMNS = ("run", "state", "data", "model", "metric", "best", "test", "steps", "seconds", "started")
 _UNSAID = ("out", "baseline", "advice")  # they always differ and say nothing, or are sentences
@@ -100,6 +104,24 @@ def read_run(folder: Path) -> Run | None:
     except (OSError, ValueError):
         result, state = {}, "result.json is damaged"
     return Run(folder, about["train"], state, result if isinstance(result, dict) else {}, started)
+
+
+def looks_at(model: str, data: Dataset, split: str) -> int:
+    """How often the run of these weights was evaluated on this split, to keep the best; 0: it selected nothing."""
+    given = Path(model)
+    folder = given if given.is_dir() else given.parent
+    kept = given.is_dir() or given.name == "best.safetensors"
+    if not kept or read_run(folder) is None or split != validation_split(data.splits):
+        return 0
+    try:
+        before = read_json(folder / DATA)
+    except (OSError, ValueError):  # another folder, or a run of version 0.1, which did not keep what its data was
+        return 0
+    same = {k: v for k, v in identity(data).items() if k.startswith(f"{split}: ")}
+    if not isinstance(before, dict) or any(before.get(name) != value for name, value in same.items()):
+        return 0
+    looks = sum(any(key.startswith("val_") for key in line) for line in read(folder / "log.jsonl"))
+    return looks if looks > 1 else 0
 
 
 def _utc(seconds: float) -> str:
