@@ -71,6 +71,20 @@ def test_two_processes_learn_as_one(squares: str, alone: Path, tmp_path: Path, m
         assert results[0]["validation"] == pytest.approx(results[1]["validation"], abs=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--shard",)], ids=["ddp", "fsdp"])
+def test_two_processes_learn_the_features_of_a_teacher_as_one(
+    squares: str, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    teacher = vitkit.create("vit-8px/2", depth=1, channels=1, classes=0)
+    vitkit.save(teacher, tmp_path / "teacher.safetensors")
+    taught = ("--set", f"teacher={tmp_path / 'teacher.safetensors'}", "--set", "teacher_features=0.5")
+    run(command(squares, tmp_path / "one", 1, *taught))
+    run(command(squares, tmp_path / "two", 2, *taught, *more))
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    assert vitkit.load(tmp_path / "two").state_dict().keys() == vitkit.load(tmp_path / "one").state_dict().keys()
+
+
 @pytest.mark.parametrize("more", [(), ("--shard",)], ids=["ddp", "fsdp"])
 def test_a_run_goes_on_with_another_number_of_processes(
     squares: str, alone: Path, tmp_path: Path, more: tuple[str, ...]

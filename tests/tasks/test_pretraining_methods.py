@@ -255,6 +255,22 @@ def test_the_centre_and_the_teacher_follow_in_closed_form() -> None:
     assert all(p.grad is None for p in learner.teacher.parameters())
 
 
+def test_teacher_momentum_rises_unless_it_is_switched_off() -> None:
+    assert [dino.teacher_momentum(0.9, p) for p in (0.0, 0.5, 1.0)] == pytest.approx([0.9, 0.95, 1.0])
+    assert [dino.teacher_momentum(0.0, p) for p in (0.0, 0.5, 1.0)] == [0, 0, 0]
+
+
+def test_features_are_standardised_as_by_a_batch_norm() -> None:
+    torch.manual_seed(0)
+    ours, torchs = dino.Standardise(4), torch.nn.BatchNorm1d(4, affine=False)
+    for _ in range(50):
+        x = 3 + 2 * torch.randn(512, 4)
+        torch.testing.assert_close(ours(x), torchs(x), atol=1e-5, rtol=1e-5)
+    for module in (ours, torchs):
+        module.eval()
+    torch.testing.assert_close(ours(x), torchs(x), atol=5e-3, rtol=5e-3)  # torch divides by one less
+
+
 def test_codes_are_centred_and_sharpened() -> None:
     learner = SelfDistillation(small(), DinoOptions(codes=8)).eval()
     learner.centre.copy_(torch.arange(8.0) / 10)

@@ -5,13 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitkit
 from vitkit.data import open_data
 from vitkit.errors import ConfigError, DataError
 from vitkit.tasks import METHODS
+from vitkit.training.config import TrainConfig
 from vitkit.training.log import read
+from vitkit.training.recipe import complete
+from vitkit.world import World
 
 TINY = {"model": "vit-8px/2", "changes": {"depth": 1, "width": 32, "heads": 2, "mlp_width": 32}}
 TINY |= {"steps": 4, "batch_size": 16, "evaluations": 2, "log_every": 1}
@@ -47,6 +51,7 @@ def test_a_flat_folder_is_enough(flat: Path, tmp_path: Path, method: str) -> Non
     assert (result.out / "best.safetensors").read_bytes() == (result.out / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_kill_before_the_set_was_noted_needs_no_repair(squares: str, tmp_path: Path) -> None:
     """config.json is there, data.json not yet; labels are in the set, but not in the run."""
     vitkit.pretrain(squares, out=tmp_path / "run", **TINY)
@@ -60,13 +65,29 @@ def test_the_result_is_fine_tuned_and_probed(squares: str, tmp_path: Path, comma
     assert code == 0
     assert "Verdict: " in out
     assert "k-NN accuracy" in out
-    fine = vitkit.train(squares, init=str(tmp_path / "run"), steps=2, out=tmp_path / "fine")
+    fine = vitkit.train(squares, init=tmp_path / "run", steps=2, out=tmp_path / "fine")
     assert fine.validation["top1"] >= 0
     code, out, _ = command("evaluate", str(tmp_path / "run"), squares, "--probe", "knn")
     assert code == 0
     assert "knn" in out
     again = vitkit.pretrain(squares, init=str(tmp_path / "run"), method="masked-patch", steps=2, out=tmp_path / "more")
     assert vitkit.load(again.out).config.depth == vitkit.load(tmp_path / "run").config.depth
+
+
+def test_what_was_not_measured_is_printed_as_a_guess(flat: Path, tmp_path: Path) -> None:
+    config, data = TrainConfig(data=str(flat), task="mae", out=str(tmp_path)), open_data(flat, labelled=False)
+    _, reasons = complete(config, data, World(0, 1, torch.device("cpu")), None)
+    assert "method: mae, whose steps are the quickest; no measurement has compared the methods yet" in reasons
+    assert any(line.startswith("length: ") and "a guess that no measurement supports yet" in line for line in reasons)
+    assert not any(line.startswith("loss: own") for line in reasons)
+
+
+def test_few_photographs_are_said_to_be_few(tmp_path: Path) -> None:
+    for i in range(12):
+        Image.new("RGB", (64, 64), (20 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    config = TrainConfig(data=str(tmp_path), task="mae", out=str(tmp_path / "run"))
+    _, reasons = complete(config, open_data(tmp_path, labelled=False), World(0, 1, torch.device("cpu")), None)
+    assert any("are few for a ViT from scratch: `--init CHECKPOINT`" in line for line in reasons)
 
 
 def test_every_kind_of_set_without_labels(flat: Path, tmp_path: Path) -> None:
@@ -92,6 +113,7 @@ def test_every_kind_of_set_without_labels(flat: Path, tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["EMPTY"], "holds no images; vitkit reads"),
+        (["ONE"], "Add images"),
         (["TABLE"], "has no column of paths"),
         (["FLAT", "--method", "maee"], "there is no method of pre-training called 'maee'. Did you mean mae?"),
         (["FLAT", "--model", "vit-ti/16"], "less than one patch of 16"),
@@ -106,7 +128,14 @@ def test_wrong_input_is_answered_with_the_next_action(
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "table.csv").write_text("label,age\ncat,3\n")
-    given = {"EMPTY": str(tmp_path / "empty"), "TABLE": str(tmp_path / "table.csv"), "FLAT": str(flat)}
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.png").write_bytes((flat / "00.png").read_bytes())
+    given = {
+        "ONE": str(tmp_path / "one"),
+        "EMPTY": str(tmp_path / "empty"),
+        "TABLE": str(tmp_path / "table.csv"),
+        "FLAT": str(flat),
+    }
     code, _, error = command(
         "pretrain", *(given.get(a, a) for a in arguments), "--steps", "1", "--out", tmp_path / "run"
     )

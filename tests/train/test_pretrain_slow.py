@@ -7,35 +7,71 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import vitkit
 from vitkit.errors import VitkitError
 from vitkit.tasks import METHODS
 from vitkit.training.log import read
+from vitkit.training.result import Result
 
 pytestmark = pytest.mark.slow
-SMALL = {"model": "vit-8px/2", "changes": {"depth": 2, "width": 32, "heads": 2, "mlp_width": 64}}
-SMALL |= {"steps": 120, "batch_size": 64, "evaluations": 1}
 LR = 2e-3
+DIGITS = {"model": "vit-8px/2", "changes": {"depth": 2, "width": 32, "heads": 2, "mlp_width": 64}}
+GRATINGS = {"model": "vit-8px/2", "changes": {"patch_size": 4, "depth": 2, "width": 48, "heads": 3, "mlp_width": 96}}
+GRATINGS |= {"image_size": 16}
+# Where each can learn in a minute, by a few runs with three seeds: crops of digits of 8 pixels show nothing that dino
+# and lejepa could compare, and of gratings under noise a masked method learns no more than random weights know.
+STEPS = {"mae": 400, "masked-patch": 800, "dino": 200, "lejepa": 200}
+ON_DIGITS = ("mae", "masked-patch")
 
+TOO_FAST = ("collapsed", "not better", "the loss was", "the run has diverged")
 SABOTAGED = {  # method, options, how many times the learning rate, what the verdict must begin with
     "no SIGReg": ("lejepa", {"weight": 0.0}, 1, "collapsed: all images have nearly the same projection"),
-    "teacher momentum 0": ("dino", {"momentum": 0.0}, 1, ("collapsed", "not better")),  # both were seen
-    "no centring": ("dino", {"centring": "none"}, 1, "collapsed: the teacher gives all images nearly the same code"),
-    "masking 0%": ("mae", {"masking": 0.0}, 1, "task.masking=0 leaves nothing to predict"),
-    "mae, rate x100": ("mae", {}, 100, ("collapsed", "not better", "the loss was", "the run has diverged")),
-    "dino, rate x100": ("dino", {}, 100, ("collapsed", "not better", "the loss was", "the run has diverged")),
-    "lejepa, rate x100": ("lejepa", {}, 100, ("collapsed", "not better", "the loss was", "the run has diverged")),
+    "no centring": ("dino", {"centring": "none"}, 1, "collapsed: the teacher gives most images the same few"),
+    "mae, masking 0%": ("mae", {"masking": 0.0}, 1, "task.masking=0 leaves nothing to predict"),
+    "masked-patch, masking 0%": ("masked-patch", {"masking": 0.0}, 1, "task.masking=0 leaves nothing to predict"),
+    "mae, rate x100": ("mae", {}, 100, TOO_FAST),
+    "masked-patch, rate x100": ("masked-patch", {}, 100, TOO_FAST),
+    "dino, rate x100": ("dino", {}, 100, TOO_FAST),
+    "lejepa, rate x100": ("lejepa", {}, 100, TOO_FAST),
 }
 
 
+@pytest.fixture(scope="module")
+def gratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Waves under noise; the class is their direction, while wavelength, phase and contrast say nothing."""
+    path, arrays = tmp_path_factory.mktemp("gratings") / "gratings.npz", {}
+    rows, columns = np.indices((16, 16))
+    for split, count, seed in (("train", 3000, 0), ("val", 1000, 1)):
+        chance = np.random.default_rng(seed)
+        labels = chance.integers(0, 12, count)
+        angles, waves = labels * np.pi / 12, 2 * np.pi / chance.uniform(4, 7, count)
+        phases, contrasts = chance.uniform(0, 2 * np.pi, count), chance.uniform(40, 110, count)
+        across, down = (f(angles)[:, None, None] for f in (np.cos, np.sin))
+        images = np.cos(waves[:, None, None] * (across * columns + down * rows) + phases[:, None, None])
+        images = 128 + contrasts[:, None, None] * images + chance.normal(0, 70, images.shape)
+        arrays |= {f"x_{split}": images.clip(0, 255).astype(np.uint8), f"y_{split}": labels}
+    np.savez(path, **arrays)
+    return path
+
+
+def pretrained(gratings: Path, method: str, out: Path, **settings: object) -> Result:
+    data, model = ("digits", DIGITS) if method in ON_DIGITS else (gratings, GRATINGS)
+    how = {"lr": LR, "steps": STEPS[method], "batch_size": 64, "evaluations": 3, **model, **settings}
+    return vitkit.pretrain(data, method=method, out=out, **how)
+
+
+def verdicts(run: Result) -> list[str]:
+    return [str(line["verdict"]) for line in read(run.out / "log.jsonl") if "verdict" in line]
+
+
 @pytest.mark.parametrize("name", SABOTAGED)
-def test_a_sabotaged_run_is_called_what_it_is(name: str, tmp_path: Path) -> None:
+def test_a_sabotaged_run_is_called_what_it_is(name: str, gratings: Path, tmp_path: Path) -> None:
     method, options, times, words = SABOTAGED[name]
     try:
-        longer = {**SMALL, "steps": 250 if name == "no centring" else 120}  # it collapses more slowly than the others
-        run = vitkit.pretrain("digits", method=method, options=options, lr=LR * times, out=tmp_path / "run", **longer)
+        run = pretrained(gratings, method, tmp_path / "run", options=options, lr=LR * times, steps=200)
         said = run.verdict
     except VitkitError as e:
         said = str(e)
@@ -43,11 +79,21 @@ def test_a_sabotaged_run_is_called_what_it_is(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_healthy_run_is_not_called_collapsed(method: str, tmp_path: Path) -> None:
-    run = vitkit.pretrain("digits", method=method, lr=LR, out=tmp_path / "run", **SMALL)
-    assert not run.verdict.startswith("collapsed"), run.verdict
-    losses = [line["loss"] for line in read(run.out / "log.jsonl") if "loss" in line]
-    assert losses[-1] < losses[0] or method == "dino"  # its target moves with the teacher
+def test_a_healthy_run_is_learning_and_never_called_collapsed(method: str, gratings: Path, tmp_path: Path) -> None:
+    run = pretrained(gratings, method, tmp_path / "run")
+    assert run.verdict.startswith("learning"), run.verdict
+    assert not [said for said in verdicts(run) if said.startswith("collapsed")]
+
+
+def test_a_copy_of_the_student_is_a_bad_teacher(gratings: Path, tmp_path: Path) -> None:
+    """With momentum 0 codes change faster than the centre follows. What becomes of it depends on the seed: codes
+    collapse and recover when the learning rate falls. Never is it as good as with a slow teacher."""
+    copied = pretrained(gratings, "dino", tmp_path / "copied", options={"momentum": 0.0}, steps=400)
+    slow = pretrained(gratings, "dino", tmp_path / "slow")
+    gains = [run.validation["knn"] - run.start["knn"] for run in (copied, slow)]
+    assert gains[0] < gains[1] / 2, (copied.verdict, slow.verdict)
+    kinds = ("collapsed", "not better") if gains[0] < 0.03 else ("collapsed", "not better", "learning")
+    assert copied.verdict.startswith(kinds), copied.verdict
 
 
 def command(out: Path, method: str, processes: int, *more: str) -> list[str]:
@@ -95,3 +141,16 @@ def test_killed_and_resumed_ends_with_the_same_bits(method: str, processes: int,
     subprocess.run([*words, "--resume"], check=True, capture_output=True, env=environment)
     assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert read(cut / "log.jsonl") == read(whole / "log.jsonl")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_learn_what_one_does(method: str, tmp_path: Path) -> None:
+    """Centre, standardised features and SIGReg are of the whole batch, however many processes share it."""
+    losses = []
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        words = [*command(out, method, processes), "--set", "precision=fp32", "--steps", "4"]
+        subprocess.run(words, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        losses.append([line["loss"] for line in read(out / "log.jsonl") if "loss" in line])
+    assert len(losses[0]) == 4
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)  # sums in another order

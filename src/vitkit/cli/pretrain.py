@@ -74,6 +74,7 @@ def pretrain(
 
 
 def report(result: Result, data: str, as_json: bool, out: str) -> None:
+    from vitkit.tasks.pretraining.method import LINEAR
     from vitkit.world import is_first
 
     if not is_first():
@@ -81,11 +82,12 @@ def report(result: Result, data: str, as_json: bool, out: str) -> None:
     place = place_of(result, out)
     if as_json:
         return opt.print_json({**result.to_dict(), "out": place})
-    now, start, score = result.validation, result.start, result.score
-    rows = [
-        (score.words, score.text(now[score.key])),
-        ("  before the first step", score.text(start.get(score.key, 0.0))),
-        ("  of raw pixels", score.text(now.get(f"pixel_{score.key}", 0.0))),
+    now, start, rows = result.validation, result.start, []
+    for metric in (m for m in (result.score, LINEAR) if m.key in now):
+        rows.append((metric.words, metric.text(now[metric.key])))
+        rows.append(("  before the first step", metric.text(start.get(metric.key, 0.0))))
+        rows.append(("  of raw pixels", metric.text(now.get(f"pixel_{metric.key}", 0.0))))
+    rows += [
         ("effective rank of the features", f"{now['rank']:.1f}"),
         ("time", f"{result.seconds:.0f} s, {result.steps:,} steps, {result.epochs:.1f} epochs"),
         ("model", f"{place}/best.safetensors"),

@@ -34,8 +34,10 @@ from vitkit.world import mean_of_all
 STUDENT_TEMPERATURE, TEACHER_TEMPERATURES = 0.1, (0.04, 0.07)
 WARMUP = 0.3  # the share of the run in which the teacher's rises
 CENTRE_MOMENTUM = 0.9
+FOLLOW, EPSILON = 0.1, 1e-5  # of standardised features, as in a batch norm
 IBOT_MASKING = 0.3  # share of the patches
-LITTLE = 0.003  # of what codes could tell about their image; short runs on digits: 1.1%, collapsed ones 0.1%
+LITTLE = 0.01  # of what codes could tell about their image: less is one flat code for all, and nothing to learn from
+FEW = 4  # so many times fewer codes in use than before the first step: one sharp code for nearly all images
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class DinoOptions(Options):
     hidden: int = 256  # widths of the head; the paper's 2048 and 256
     bottleneck: int = 64
     local_views: int = 4  # small views beside the two large ones
-    momentum: float = 0.99  # of the teacher at the start; it rises to 1. The paper's .996 is for long training
+    momentum: float = 0.99  # of the teacher at the start, see below; the paper's .996 is for long training
     centring: Literal["centre", "sinkhorn", "none"] = "centre"
     ibot: float = 0.0  # weight of the loss on masked patches; 1 in iBOT
     koleo: float = 0.0  # weight of KoLeo; 0.1 in DINOv2
@@ -57,17 +59,39 @@ class DinoOptions(Options):
             raise ConfigError("task.codes must be at least 2, task.hidden and task.bottleneck at least 1")
 
 
+class Standardise(nn.Module):
+    """Every feature by its mean and deviation over the batch; over the batches of all processes as over one."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))  # what is used when evaluating follows the batches
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return (x.float() - self.mean) * (self.variance + EPSILON).rsqrt()
+        mean = mean_of_all(x.float().mean(dim=0))
+        variance = mean_of_all((x.float() - mean).square().mean(dim=0))
+        with torch.no_grad():
+            self.mean.lerp_(mean, FOLLOW)
+            self.variance.lerp_(variance, FOLLOW)
+        return (x.float() - mean) * (variance + EPSILON).rsqrt()
+
+
 class Head(nn.Module):
     """D -> K: three layers to unit length, then cosines with K unit vectors.
 
-    A batch norm comes first: features of fresh weights differ so little that codes would not tell images apart, and
-    a short run collapsed on digits without it.
+    Features are standardised first: those of fresh weights differ so little that codes would not tell images
+    apart, and a short run collapsed on digits without it.
     """
 
     def __init__(self, width: int, options: DinoOptions) -> None:
         super().__init__()
         hidden = options.hidden
-        layers = (nn.BatchNorm1d(width, affine=False), nn.Linear(width, hidden), nn.GELU())
+        layers = (Standardise(width), nn.Linear(width, hidden), nn.GELU())
         self.mlp = nn.Sequential(*layers, nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, options.bottleneck))
         self.codes = nn.Parameter(torch.randn(options.codes, options.bottleneck))
 
@@ -108,6 +132,14 @@ def koleo(features: Tensor) -> Tensor:
 def teacher_temperature(progress: float) -> float:
     low, high = TEACHER_TEMPERATURES
     return low + (high - low) * min(1.0, progress / WARMUP)
+
+
+def teacher_momentum(start: float, progress: float) -> float:
+    """Rises to 1 along a cosine; 0 stays 0: the teacher is a copy of the student.
+
+    A copy learns little with centring, and may collapse: codes change faster than the centre follows.
+    """
+    return 1 - (1 - start) * (math.cos(math.pi * progress) + 1) / 2 if start else 0.0
 
 
 class SelfDistillation(Learner):
@@ -194,7 +226,7 @@ class SelfDistillation(Learner):
         for name, means in self.seen.items():
             if means and self.options.centring == "centre":
                 getattr(self, name).lerp_(torch.stack(means).mean(dim=0), 1 - CENTRE_MOMENTUM)
-        momentum = 1 - (1 - self.options.momentum) * (math.cos(math.pi * progress) + 1) / 2
+        momentum = teacher_momentum(self.options.momentum, progress)
         pairs = [(self.teacher, self.vit), (self.teacher_head, self.head)]
         pairs += [(self.teacher_patch_head, self.patch_head)] if self.options.ibot else []
         for theirs, ours in pairs:
@@ -229,6 +261,7 @@ def pooled(model: ViT, tokens: Tensor) -> Tensor:
 
 class Dino(Method):
     name = "dino"
+    why = "made for k-NN and linear probes; a set whose small crops show little makes it collapse"
     options = DinoOptions
     augmentation = "none"
     why_augmentation = ": the method makes views of its own"
@@ -248,9 +281,14 @@ class Dino(Method):
         return views(images, keys, self.pre, scales, self.flip_safe), draws
 
     def about_method(self, columns: Mapping[str, Tensor]) -> dict[str, float]:
-        return {"code_information": health.information(columns["codes"])}
+        codes = columns["codes"]
+        return {"code_information": health.information(codes), "codes_in_use": health.codes_in_use(codes)}
 
-    def collapsed(self, now: Mapping[str, float]) -> str:
+    def collapsed(self, start: Mapping[str, float], now: Mapping[str, float]) -> str:
+        """Either of the two ways in which codes stop telling images apart, and the student has nothing to learn."""
+        used, before = now.get("codes_in_use", 0.0), start.get("codes_in_use", 0.0)
+        if used * FEW < before:
+            return f"the teacher gives most images the same few codes ({used:.1f} in use, {before:.0f} before)"
         if (information := now.get("code_information", 1.0)) < LITTLE:
             return f"the teacher gives all images nearly the same code ({information:.1%} of what codes could tell)"
-        return super().collapsed(now)
+        return super().collapsed(start, now)

@@ -26,7 +26,7 @@ from vitkit.tasks.pretraining.views import GLOBAL, views
 from vitkit.world import mean_of_all, processes
 
 POINTS, END = 17, 3.0  # of half of the integral, which is even
-NARROW = 0.1  # a standard deviation of the projections below is a collapse: SIGReg wants 1
+NARROW = 0.1  # a standard deviation of the projections: SIGReg wants 1
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ class Lejepa(Learner):
 
 class LejepaMethod(Method):
     name = "lejepa"
+    why = "made for k-NN and linear probes, with the fewest knobs"
     options = LejepaOptions
     augmentation = "none"
     why_augmentation = ": the method makes views of its own"
@@ -123,7 +124,9 @@ class LejepaMethod(Method):
         z = columns["projections"]
         return {"projection_rank": health.effective_rank(z), "projection_std": float(z.std(dim=0).mean())}
 
-    def collapsed(self, now: Mapping[str, float]) -> str:
-        if (std := now.get("projection_std", 1.0)) < NARROW:
+    def collapsed(self, start: Mapping[str, float], now: Mapping[str, float]) -> str:
+        """Projections that begin narrow must widen: half as wide as before the first step is the wrong direction."""
+        std, before = now.get("projection_std", 1.0), start.get("projection_std", 1.0)
+        if std < min(NARROW, before / 2):
             return f"all images have nearly the same projection (standard deviation {std:.3f}; SIGReg wants 1)"
-        return super().collapsed(now)
+        return super().collapsed(start, now)

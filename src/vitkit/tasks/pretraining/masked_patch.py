@@ -12,6 +12,7 @@ Shapes: B images, P prefix tokens, N patches, D width, R colours predicted per p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from vitkit.data.keys import Keys
 from vitkit.errors import ConfigError
 from vitkit.model.build import Model
 from vitkit.model.config import Preprocessing, Size
+from vitkit.tasks.pretraining import health
 from vitkit.tasks.pretraining.mae import cut, grid_of, hide, paste
 from vitkit.tasks.pretraining.method import Learner, Method, Options, noise
 
@@ -91,7 +93,10 @@ class MaskedPatchPredictor(Learner):
         return self.out(tokens[:, vit.config.prefix_tokens :]), corrupted
 
     def losses(self, images: Tensor, targets: Tensor) -> Tensor:
-        predicted, corrupted = self.predict(images, targets)
+        return self.errors(*self.predict(images, targets), images)
+
+    def errors(self, predicted: Tensor, corrupted: Tensor, images: Tensor) -> Tensor:
+        """The mean over an image's corrupted patches, B."""
         config = self.vit.config
         if self.target == "pixels":
             errors = (predicted.float() - cut(images, config.patch_size)).square().mean(dim=-1)  # B N
@@ -104,8 +109,10 @@ class MaskedPatchPredictor(Learner):
         return (errors * corrupted).sum(dim=1) / corrupted.sum(dim=1)
 
     def observe(self, images: Tensor) -> dict[str, Tensor]:
-        """Also the loss, with every image corrupted alike."""
-        return {**super().observe(images), "loss": self.losses(images, self.fixed_draws(images))[:, None]}
+        """Also the loss, with every image corrupted alike, and that of what was predicted for another image."""
+        predicted, corrupted = self.predict(images, self.fixed_draws(images))
+        own, swapped = (self.errors(p, corrupted, images)[:, None] for p in (predicted, predicted.roll(1, 0)))
+        return {**super().observe(images), "loss": own, "swapped": swapped}
 
     def fixed_draws(self, images: Tensor) -> Tensor:
         grid = grid_of(images, self.vit.config.patch_size)
@@ -134,6 +141,7 @@ class MaskedPatchPredictor(Learner):
 
 class MaskedPatch(Method):
     name = "masked-patch"
+    why = "the ViT paper's own"
     losses = ("colour", "downsampled", "pixels")
     options = MaskedPatchOptions
     augmentation = "light"
@@ -145,3 +153,6 @@ class MaskedPatch(Method):
     def targets(self, images: Tensor, labels: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
         """Numbers that decide which patches are corrupted, how, and by which other patch: B 3 N."""
         return images, noise(keys, "mask", 3 * self.patches, images).view(len(images), 3, -1)
+
+    def about_method(self, columns: Mapping[str, Tensor]) -> dict[str, float]:
+        return {"context": health.context(columns["loss"], columns["swapped"])}

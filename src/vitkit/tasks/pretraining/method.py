@@ -29,10 +29,11 @@ from vitkit.tasks.pretraining import health
 from vitkit.tasks.result import Recorded, Records
 from vitkit.tasks.trainee import Trainee
 
-KNN = Metric("knn", "k-NN accuracy")
+KNN, LINEAR = Metric("knn", "k-NN accuracy"), Metric("linear", "linear probe accuracy")
 RETRIEVAL = Metric("retrieval", "accuracy of finding an image by a changed view of it")
 SIDE = 32  # pixels of the images that the raw-pixel baseline compares
-SAME, FLAT = 0.005, 2.0  # a spread or an effective rank below is a collapse
+SAME, FLAT = 50, 4  # a spread or an effective rank of so many times less than before the first step is a collapse
+SURE = 2.5  # standard errors; of two tests without a difference one in 80 or fewer passes by chance
 
 
 @dataclass(frozen=True)
@@ -163,40 +164,75 @@ class Method(Task):
     def measure(self, records: Records) -> dict[str, float]:
         """Of features, and of raw pixels the same, to compare with."""
         columns = {name: torch.from_numpy(records[name]) for name in (*self.layout, "labels")}
-        features = columns["features"]
+        features, images = columns["features"], {"images": float(len(records))}
         if not features.isfinite().all():
-            return {self.score.key: 0.0, "rank": 0.0, "spread": 0.0}
+            return {self.score.key: 0.0, "rank": 0.0, "spread": 0.0, **images}
         found = {"rank": health.effective_rank(features), "spread": health.spread(features)}
         found |= {"uniformity": health.uniformity(features), "attention_entropy": float(columns["entropy"].mean())}
         found |= self.about_method(columns)
         for name, x, view in (("", features, "views"), ("pixel_", columns["pixels"], "view_pixels")):
             if self.classes:
                 found[f"{name}knn"] = health.neighbours_accuracy(x, columns["labels"], self.classes)
+                found[f"{name}linear"] = health.linear_accuracy(x, columns["labels"], self.classes)
             found[f"{name}retrieval"] = health.retrieval_accuracy(x, columns[view])
-        return {**found, "images": float(len(records))}
+        return {**found, **images}
 
     def about_method(self, columns: Mapping[str, Tensor]) -> dict[str, float]:
         """Metrics of this method alone."""
         return {}
 
-    def collapsed(self, now: Mapping[str, float]) -> str:
-        """Why the features are good for nothing, in words; "" where they are not."""
-        if now["spread"] < SAME:
-            return f"all images have nearly the same features (spread {now['spread']:.3f}; about 1 is healthy)"
-        if now["rank"] < FLAT:
-            return f"the features vary in one direction only (effective rank {now['rank']:.1f})"
+    def collapsed(self, start: Mapping[str, float], now: Mapping[str, float]) -> str:
+        """Why the features are good for nothing, in words; "" where they are not.
+
+        What a set and a model allow differs, so spread and rank are compared with those before the first step. They
+        fall in sound runs too (to a sixth, and to a half): features that find neighbours better have not collapsed.
+        """
+        if not now["rank"]:
+            return "the features are not finite numbers"
+        if self.better(self.score, start, now):
+            return ""
+        for name, factor, words in (
+            ("spread", SAME, "all images have nearly the same features"),
+            ("rank", FLAT, "the features vary in few directions"),
+        ):
+            if now[name] * factor < start[name]:
+                return f"{words} ({name} {now[name]:.3g}, {start[name]:.3g} before the first step)"
         return ""
 
     advice: ClassVar[str] = "a smaller --lr, larger batches, or another --method"
 
+    @property
+    def tests(self) -> tuple[Metric, ...]:
+        """Any of which may show that it learns."""
+        return (KNN, LINEAR) if self.classes else (RETRIEVAL,)
+
+    def better(self, metric: Metric, start: Mapping[str, float], now: Mapping[str, float], sign: int = 1) -> bool:
+        """By more than chance; with sign -1: worse by more than chance."""
+        before, after = start.get(metric.key, 0.0), now.get(metric.key, 0.0)
+        return sign * (after - before) > SURE * health.standard_error(before, after, max(1, int(now["images"])))
+
     def verdict(self, start: Mapping[str, float], now: Mapping[str, float]) -> str:
-        key, words, pixels = self.score.key, self.score.words, now.get(f"pixel_{self.score.key}", 0.0)
-        if why := self.collapsed(now):
-            return f"collapsed: {why}. Try {self.advice}"
-        before, after, count = start[key], now[key], max(1.0, now["images"])
-        margin = 2 * math.sqrt((before * (1 - before) + after * (1 - after)) / count)  # two standard errors
-        figures = f"{words} {after:.1%}, {before:.1%} before the first step, raw pixels {pixels:.1%}"
-        rank = f"effective rank {now['rank']:.0f}"
-        if after - before > margin or (after >= 1.0 and before >= 1.0):
-            return f"learning: {figures}; {rank}"
-        return f"not better than its start: {figures}; {rank}. Train longer, or try {self.advice}"
+        """Learning: some test is passed better than before the first step, by more than chance."""
+        seen = [metric for metric in self.tests if metric.key in start and metric.key in now]
+        figures = "; ".join([*(compared(metric, start, now) for metric in seen), f"effective rank {now['rank']:.0f}"])
+        if why := self.collapsed(start, now):
+            return f"collapsed: {why}. {figures}. Try {self.advice}"
+        if any(self.better(metric, start, now) for metric in seen):
+            below = all(now[metric.key] < now[f"pixel_{metric.key}"] for metric in seen)
+            return f"learning: {figures}{'. Raw pixels still do better: train longer' if below else ''}"
+        figures += self.remark(now)
+        if not any(self.better(metric, start, {**now, metric.key: 1.0}) for metric in seen):
+            return f"not better than its start: {figures}. It could not be: no test left room for more"
+        worse = " It is worse." if any(self.better(metric, start, now, -1) for metric in seen) else ""
+        return f"not better than its start: {figures}.{worse} Train longer, or try {self.advice}"
+
+    def remark(self, now: Mapping[str, float]) -> str:
+        """What a method whose features show little in these tests has learned all the same."""
+        if "context" not in now:
+            return ""
+        return f"; seeing an image saves {max(0.0, now['context']):.0%} of the loss of its hidden patches"
+
+
+def compared(metric: Metric, start: Mapping[str, float], now: Mapping[str, float]) -> str:
+    before, after, pixels = start[metric.key], now[metric.key], now.get(f"pixel_{metric.key}", 0.0)
+    return f"{metric.words} {after:.1%}, {before:.1%} before the first step, raw pixels {pixels:.1%}"
