@@ -160,9 +160,20 @@ def test_without_images_the_weights_are_shown(tmp_path: Path) -> None:
     assert {name for name, _ in made.left_out} == {row.name for row in FIGURES} - {"positions", "filters"}
 
 
-def test_a_cnn_is_refused() -> None:
+def test_a_cnn_gets_what_it_has(tmp_path: Path) -> None:
+    """Its receptive field and its mistakes; figures of attention are left out, with the reason."""
+    model = randomize(vitkit.create("resnet-8px"), scale=0.3)
+    report = explain(model, out=tmp_path / "report", data="digits", samples=40)
+    made = {section.name for section in report.sections}
+    assert made == {"distance", *LABELLED}
+    assert all("ResNet has none" in reason for name, reason in report.left_out if name != "training")
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "a ResNet with stages of" in page
+    assert "Receptive field" in page
+    distance = np.load(tmp_path / "report" / "arrays" / "distance.npz")["distance"]
+    assert len(distance) == len(model.stem.stages)
     with pytest.raises(InputError, match="ResNet has none"):
-        make_subject("resnet-8px")
+        make_subject(model, data="digits", query="0,0")
 
 
 def test_bad_words_get_a_hint() -> None:

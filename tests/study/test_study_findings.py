@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitkit.study.studies import STUDIES
-from vitkit.study.table import Finding, Row, Setting, Table
+from vitkit.study.table import Context, Finding, Result, Row, Setting, Table
 
 JITTER = (-0.002, 0.0, 0.002)  # of the seeds, the same for all arms
 NOISE = np.random.default_rng(1).normal(0, 0.05, (20, 3)).tolist()  # another for each arm: nothing can be seen
@@ -35,6 +35,12 @@ def _measured(arm: str, measure: str) -> tuple[dict[str, Any], ...]:
         found = {"sizes": [20, 24], "by_size": [0.9, 0.8]}
     elif measure == "reach":
         found = {"distance": [[2.0, 8.0], [5.0, 5.0]], "even": 9.0}
+    elif measure == "fewshot":
+        found = {"fewshot": 0.4}
+    elif measure == "norms":
+        found = {"longest": 1.5, "outliers": 0.01}
+    elif measure == "scores":
+        found = {"deviation": 1.5, "evenness": 0.8}
     return (found,) * 3 if found else ()
 
 
@@ -88,6 +94,8 @@ def _noisy(row: Row, number: int) -> tuple[dict[str, Any], ...]:
         return tuple({**row.extra[0], "alone": 0.9 + n} for n in noise)
     if row.extra and "distance" in row.extra[0]:
         return tuple({"distance": [[3.0 + 9 * n, 8.0], [8.0, 3.0 - 9 * n]], "even": 9.0} for n in noise)
+    if row.extra and "longest" in row.extra[0]:
+        return tuple({**row.extra[0], "longest": 1.5 + n} for n in noise)
     return row.extra
 
 
@@ -181,3 +189,36 @@ def _moved(value: Any, random: np.random.Generator) -> Any:
     if isinstance(value, list):
         return [_moved(one, random) for one in value]
     return float(random.uniform(0.2, 0.9) * max(1.0, value)) if isinstance(value, float) else value
+
+
+def judged(name: str, effects: list[float]) -> Result:
+    """A study of these differences between the two arms it is about."""
+    study = STUDIES[name]
+    table = made_up(name, {})
+    first, second = study.compared([row.name for row in table.rows])
+    rows = [
+        Row(r.name, tuple(0.5 + e if r.name == first else 0.5 for e in effects)) if r.name in (first, second) else r
+        for r in table.rows
+    ]
+    context = Context("", 1, 64, len(effects), "", 1.0, {}, 1.0, study.effect, 0.5, True)
+    return Result(study, Table(tuple(rows), table.data), Finding("", "", ""), context)
+
+
+@pytest.mark.parametrize(
+    ("name", "effects", "words"),
+    [
+        ("positions", [-0.05, -0.051, -0.049], "agrees"),  # a difference of two points is looked for
+        ("positions", [-0.005, -0.0051, -0.0049], "agrees"),  # smaller, but there
+        ("positions", [0.05, 0.051, 0.049], "contradicts"),
+        ("positions", [0.001, -0.001, 0.0], "does not show here"),
+        ("positions", [0.3, -0.4, 0.1], "open"),
+        ("pooling", [0.001, -0.001, 0.0], "agrees"),  # nothing is claimed to be there
+        ("pooling", [0.05, 0.051, 0.049], "contradicts"),
+        ("pooling", [0.003, 0.0031, 0.0029], "agrees"),
+        ("pooling", [0.3, -0.4, 0.1], "open"),
+    ],
+)
+def test_agreement_follows_the_interval(name: str, effects: list[float], words: str) -> None:
+    result = judged(name, effects)
+    assert result.agreement == words
+    assert any("underpowered" in doubt for doubt in result.doubts) == (words == "open")

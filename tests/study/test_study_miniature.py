@@ -91,3 +91,18 @@ def test_arms_fit_every_size_of_images(name: str, side: int) -> None:
     for arm in arms:
         assert not arm.rate_of or names.index(arm.rate_of) < names.index(arm.name)
         assert arm.before is None or names.index(arm.before.name) < names.index(arm.name)
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_figures_have_numbers_on_their_axes(name: str) -> None:
+    """No formula is shown as its source, which is what a logarithmic axis does where mathematics is off."""
+    from test_study_findings import made_up
+
+    from vitkit.figures.style import styled
+
+    with styled():
+        figure = STUDIES[name].draw(made_up(name, {}))
+        figure.canvas.draw()
+        texts = [text.get_text() for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+    assert texts
+    assert not [text for text in texts if "math" in text]

@@ -2,9 +2,14 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
+import typer
+
+from vitkit.cli.main import app
+from vitkit.study.studies import STUDIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = sorted((DOCS / "studies").glob("*.json"))
@@ -30,3 +35,17 @@ def test_results_are_whole(path: Path) -> None:
     text = path.with_suffix(".md").read_text(encoding="utf-8")
     assert found["finding"][0] in text
     assert path.with_suffix(".png").exists()
+
+
+def test_the_papers_figures_name_studies_that_are_there() -> None:
+    from make_studies_page import FIGURES, paper
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for command in FIGURES.values():
+        for word in re.findall(r"`vitkit (\w+)", command):
+            assert word in commands
+        assert not command or "`" in command or "](" in command or command in STUDIES
+    for chinese in (False, True):
+        rows = paper(chinese).splitlines()
+        assert len(rows) == len(FIGURES) + 2
+        assert all(row.count("|") == 5 for row in rows)

@@ -40,7 +40,7 @@ def saved(path: Path, images: np.ndarray, labels: np.ndarray) -> str:
 
 
 def test_positions_are_needed_where_the_class_is_a_place(tmp_path: Path) -> None:
-    result = run("positions", places(tmp_path), tmp_path / "out", steps=60, seeds=3)
+    result = run("positions", places(tmp_path), tmp_path / "out", steps=120, seeds=3)
     gap = result.table.gap("none", "1-D learned")
     assert gap.high < -0.3  # a quarter is guessed
     assert not result.doubts

@@ -145,14 +145,28 @@ def test_weights_are_taken_over_with_their_positions(tiny: str) -> None:
     assert not torch.allclose(fresh.positions.learned[1], table[0, 0], atol=1e-3)
 
 
+def ignores_ctrl_c(process: psutil.Process) -> bool:
+    """As a worker does once it is ready; Python's tracker of resources does so too."""
+    line = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "SigIgn" in line)
+    return bool(int(line.split()[1], 16) >> (signal.SIGINT - 1) & 1)
+
+
+FOREGROUND = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
+runpy.run_module("vitkit", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="Linux says which signals a process ignores")
 def test_ctrl_c_does_not_wait_for_trainings(tiny: str, tmp_path: Path) -> None:
     """A million steps are under way in two processes; they end with the command."""
-    command = [sys.executable, "-m", "vitkit", "study", "pooling", "--data", tiny, "--steps", "3000000", "--seeds", "1"]
-    command += ["--workers", "2", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", FOREGROUND, "study", "pooling", "--data", tiny, "--steps", "3000000"]
+    command += ["--seeds", "1", "--workers", "2", "--out", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-        assert wait_for(lambda: len(psutil.Process(process.pid).children()) >= 3)  # two, and Python's tracker
-        time.sleep(5)  # they have begun
+        children = psutil.Process(process.pid).children
+        assert wait_for(lambda: sum(map(ignores_ctrl_c, children())) >= 3)  # two, and Python's tracker
         os.killpg(process.pid, signal.SIGINT)
         try:
             assert process.wait(timeout=60) == 130
@@ -184,7 +198,7 @@ def test_a_budget_becomes_steps_and_is_kept(tiny: str, tmp_path: Path, monkeypat
     steps = [run("pooling", tiny, tmp_path, budget=5.0, seeds=1, progress=one).context.steps for one in notes]
     assert steps[0] == steps[1]  # the second time it was read, not measured
     assert all("(remembered)" in line for line in notes[1].lines if "%" in line)
-    with pytest.raises(ConfigError, match="give --budget 57m"):
+    with pytest.raises(ConfigError, match="give --budget 44m"):
         run("pooling", tiny, tmp_path / "other", budget=0.01)
 
 
@@ -203,6 +217,8 @@ def test_trainings_grow_until_they_gain_nothing(tiny: str) -> None:
     """96 images are 1.5 steps an epoch, 100 epochs the most; the curve is flat from 40 steps on."""
     cheap = planning.Cost(1e-6, 1e-6, 1e-6)
     assert Asked("pooling", tiny, lambda run: min(run.steps, 40) / 100, cheap).length(100.0) == (40, True)
+    peak = Asked("pooling", tiny, lambda run: 0.5 - abs(run.steps - 80) / 1000, cheap)
+    assert peak.length(100.0) == (80, True)  # 160 are beyond the most, 150, which is tried too, and is worse
     rising = Asked("pooling", tiny, lambda run: run.steps / 1000, cheap)
     assert rising.length(100.0) == (150, False)  # a hundred epochs
     assert "before a plateau" in rising.progress.lines[-1]
@@ -226,11 +242,21 @@ def test_seeds_follow_from_the_spread(tiny: str, noise: float, seeds: int) -> No
 
 
 def test_cost_counts_every_training() -> None:
-    arms = STUDIES["positions"].arms(S)
-    found = planning.cost([(arm, 1.0) for arm in arms], {"test": 64})
-    assert (found.seed, found.search, found.evaluation) == pytest.approx((6, 16, 2))
-    assert found.steps(1000, 3) == int((1000 - 3 * 2) / (3 * 6 + 16))
-    assert found.seeds(1000, 10) == int((1000 - 160) / (60 + 2))
+    arms = STUDIES["depth-width"].arms(S)
+    found = planning.cost([(arm, 1.0) for arm in arms], {"test": 96})
+    assert (found.seed, found.search, found.evaluation) == pytest.approx((4, 16 / 3, 2))
+    assert found.steps(1000, 3) == int((1000 - 3 * 2) / (3 * 4 + 16 / 3))
+    assert found.seeds(1000, 10) == int((1000 - 160 / 3) / (40 + 2))
+
+
+def test_pre_training_is_searched_by_its_own_loss_and_what_follows_it_for_longer() -> None:
+    before = planning.Arm("before", S.vit(classes=0), task="masked-patch")
+    after = planning.Arm("after", S.vit(), before=before)
+    worse, better = (Outcome(a, {}, losses, 0, 0) for a, losses in ((0.5, [9, 9, 9, 4]), (0.1, [9, 9, 9, 3])))
+    assert planning.merit(before, better) > planning.merit(before, worse)
+    assert planning.merit(after, better) < planning.merit(after, worse)
+    assert planning.merit(before, Outcome(0.9, {}, [1.0, float("nan")], 0, 0)) == -float("inf")
+    assert planning.searched_share(after) > planning.searched_share(before)
 
 
 def test_keys_are_those_of_earlier_versions(tiny: str) -> None:

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vitkit.data import normalise
+from vitkit.explanation.distance import receptive_reach
 from vitkit.model.build import build
 from vitkit.model.vit import ViT
 from vitkit.study import measures, variants
@@ -128,3 +130,90 @@ def test_moving_images() -> None:
     assert torch.equal(moved(image, 0, 0), image)
     assert shifts(28) == [0, 1, 2, 3, 4, 6, 7]
     assert shifts(8) == [0, 1, 2]
+
+
+def shuffled(images: Tensor) -> Tensor:
+    """The four patches of 4 x 4 of each image in another order."""
+    upper, lower = images.split(4, dim=2)
+    return torch.cat([lower, upper], dim=2)
+
+
+@pytest.mark.parametrize("variant", ["", "positions-each", "positions-shared", "positions-beside"])
+def test_positions_tell_places_apart(variant: str, images: Tensor) -> None:
+    """Without any, a mean over patches does not change when patches change places."""
+    _, model = pair(variant, positions="none", pooling="mean", class_token=False, patch_size=4)
+    for name, p in model.named_parameters():
+        if "learned" in name:
+            nn.init.normal_(p, std=1.0)
+    apart = float((model(images) - model(shuffled(images))).detach().abs().max())
+    assert (apart < 1e-4) == (variant == "")
+
+
+def test_a_shared_table_is_one(images: Tensor) -> None:
+    counts = {v: len(list(pair(v, positions="none")[1].parameters())) for v in ("positions-each", "positions-shared")}
+    bare = len(list(pair("", positions="none")[0].parameters()))
+    assert counts == {"positions-each": bare + S.vit().depth, "positions-shared": bare + 1}
+
+
+def test_the_first_patch_is_read_and_a_fixed_token_never_learns(images: Tensor) -> None:
+    _, model = pair("first-patch", pooling="mean", class_token=False)
+    assert torch.equal(model(images), model.head.classifier(model.tokens(images)[:, 0]))
+    _, model = pair("fixed-token")
+    model(images).sum().backward()
+    assert model.class_token is not None
+    assert model.class_token.grad is None
+
+
+def test_batch_norm_normalises_over_images_and_tokens(images: Tensor) -> None:
+    _, model = pair("batch-norm")
+    seen: list[Tensor] = []
+    norm = model.encoder.blocks[0].norm1
+    nn.init.ones_(norm.weight)
+    nn.init.zeros_(norm.bias)
+    norm.register_forward_hook(lambda module, given, out: seen.append(out))
+    model.train()(images)
+    assert torch.allclose(seen[0].mean(dim=(0, 1)), torch.zeros(48), atol=1e-5)
+    assert torch.allclose(seen[0].var(dim=(0, 1), unbiased=False), torch.ones(48), atol=1e-3)
+
+
+def test_scores_are_those_of_the_formula(tiny: str) -> None:
+    """Queries and keys that are their biases alone: the score of every pair is their product."""
+    sets = open_sets(tiny)
+    for variant, scale in (("", 12**-0.5), ("scale-none", 1.0)):
+        model = start(Run(S.vit(), 1, 1e-3, 0, variant), sets)
+        qkv = model.encoder.blocks[0].attention.qkv
+        nn.init.zeros_(qkv.weight)
+        nn.init.constant_(qkv.bias, 0.5)
+        found = measures.scores(model, sets)
+        assert found == {"deviation": pytest.approx(0.0, abs=1e-6), "evenness": pytest.approx(1.0)}
+        nn.init.normal_(qkv.weight, std=3.0)
+        scores: list[Tensor] = []
+        with torch.no_grad():
+            x, _ = model.embedded(normalise(sets.test.pixels[:256], model.config.preprocessing))
+            q, k, _ = qkv(model.encoder.blocks[0].norm1(x)).chunk(3, dim=-1)
+            scores = [q[..., h : h + 12] @ k[..., h : h + 12].mT * scale for h in range(0, 48, 12)]
+        assert measures.scores(model, sets)["deviation"] == pytest.approx(float(torch.stack(scores).std()), rel=1e-4)
+
+
+def test_a_long_token_is_an_outlier(tiny: str) -> None:
+    sets = open_sets(tiny)
+    model = start(Run(S.vit(), 1, 1e-3, 0), sets)
+    before = measures.norms(model, sets)
+    with torch.no_grad():
+        model.positions.learned[1] += 100.0  # the first patch
+    after = measures.norms(model, sets)
+    assert after["outliers"] == pytest.approx(1 / 16)
+    assert before["outliers"] < 1 / 16
+    assert after["longest"] > 10 * before["longest"]
+
+
+def test_a_stage_of_a_cnn_sees_farther_than_the_one_before() -> None:
+    torch.manual_seed(0)
+    model = build(Setting(32, 3, 10).resnet()).eval()
+    found = receptive_reach(model, torch.randn(4, 3, 32, 32))
+    assert found == sorted(found)
+    assert found[0] > 0.3
+    assert found[-1] < 16
+    corner = torch.zeros(1, 3, 32, 32)
+    corner[..., 16, 16] = 1.0
+    assert receptive_reach(model, corner)[0] < 8  # norms aside, a stage cannot see beyond its filters

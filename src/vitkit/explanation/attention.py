@@ -107,7 +107,7 @@ def output_attention(model: nn.Module, images: Tensor) -> OutputAttention:
 
 def attention_of(subject: Subject) -> OutputAttention:
     subject.need_images()
-    return output_attention(subject.model, subject.images.images)
+    return output_attention(subject.vit, subject.images.images)
 
 
 def make(subject: Subject) -> Section:
@@ -123,7 +123,7 @@ def make(subject: Subject) -> Section:
         finding=f"Half of the rolled-out attention falls on {share:.0%} of the image",
         alt=f"{len(rows)} images, each with the last layer's attention, the rollout over all layers, and the "
         f"image lit where the rollout is high.",
-        how=f"Seen from {OUTPUT[subject.model.config.pooling]}. Last layer: its mean over heads. Rollout: heads "
+        how=f"Seen from {OUTPUT[subject.vit.config.pooling]}. Last layer: its mean over heads. Rollout: heads "
         f"averaged, half attention and half residual path, rows renormalised, layers multiplied. Each map is scaled "
         f"from its smallest value to its {100 * TOP:.0f}th percentile: what is above has the brightest colour.",
         arrays={k: v for k, v in vars(found).items() if v is not None} | {"names": np.array(names)},
@@ -140,7 +140,7 @@ def make_heads(subject: Subject) -> Section:
         finding=f"The most focused is head {head} of layer {layer}: "
         f"{raw[layer, head].max():.0%} of its attention is on one patch",
         alt=f"Maps of the first image's attention from the output token, {len(raw)} layers and {len(raw[0])} heads.",
-        how=f"The attention of {OUTPUT[subject.model.config.pooling]} to the patches of the first image "
+        how=f"The attention of {OUTPUT[subject.vit.config.pooling]} to the patches of the first image "
         f"({subject.images.names[0]}), as it is in each layer and head, both counted from 0. {ONE_SCALE}",
         arrays={"raw": raw},
         draw=lambda: layers_and_heads(raw, subject.images.shown([0])[0], "attention"),
@@ -190,7 +190,7 @@ def salient(weights: np.ndarray, pixels: Tensor) -> Size:
 def make_query(subject: Subject) -> Section:
     subject.need_images()
     patch = patch_of(subject)
-    values = query_attention(subject.model, subject.images.images[:1], patch)[0]  # L H h w
+    values = query_attention(subject.vit, subject.images.images[:1], patch)[0]  # L H h w
     itself = values[:, :, patch[0], patch[1]]
     layer, head = np.unravel_index(int(itself.argmax()), itself.shape)
     chosen = (

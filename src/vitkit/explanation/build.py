@@ -28,7 +28,8 @@ from vitkit.explanation.table import Row, choose
 from vitkit.figures.style import need_matplotlib, save, styled
 from vitkit.io import adding_to_folder, write_text
 from vitkit.model.base import VisionModel, find_class
-from vitkit.model.config import Size
+from vitkit.model.config import Size, ViTConfig
+from vitkit.model.stem import ResNet
 from vitkit.progress import SILENT, Progress
 from vitkit.world import resolve_device
 
@@ -49,14 +50,15 @@ def make_subject(
     class_map: Mapping[str, str] | None = None,
 ) -> Subject:
     """Load the model and the images that a report is about; `vitkit.explain` says what the arguments are."""
-    vit = as_vit(model if isinstance(model, VisionModel) else load(model, options=options))
-    vit.to(resolve_device(device))
-    name = type(vit).__name__ if isinstance(model, VisionModel) else str(model)
-    given = load_images(images, vit.config)
-    sample = sample_data(data, vit, samples, class_map) if data else given
-    names = vit.class_names or sample.class_names
-    warnings = [f"{line[:1].upper()}{line[1:].rstrip('.')}" for line in vit.load_report]
-    if not vit.pretrained and vit.load_report:
+    loaded = model if isinstance(model, VisionModel) else load(model, options=options)
+    subject = loaded if isinstance(loaded, ResNet) else as_vit(loaded)
+    subject.to(resolve_device(device))
+    name = type(subject).__name__ if isinstance(model, VisionModel) else str(model)
+    given = load_images(images, subject.config)
+    sample = sample_data(data, subject, samples, class_map) if data else given
+    names = subject.class_names or sample.class_names
+    warnings = [f"{line[:1].upper()}{line[1:].rstrip('.')}" for line in subject.load_report]
+    if not subject.pretrained and subject.load_report:
         fresh = "the weights are fresh and random, so the figures show what an untrained model does"
         warnings = [f"{name} is a name, not a checkpoint: {fresh}"]
     if sample.matched_by:
@@ -66,9 +68,10 @@ def make_subject(
     if len(given) > most:
         warnings.append(f"{len(given)} images were given: the first {most} are shown, all count in the statistics")
     shown = given if len(given) else replace(sample, skipped=[*given.skipped, *sample.skipped])
-    wanted = [find_class(word, names, vit.config.classes) for word in classes] or None
-    patch, folder = _patch(query, vit.config.grid), Path(run) if run else _run_of(Path(name))
-    return Subject(name, vit, shown.first(most), sample, names, wanted, patch, folder, warnings)
+    wanted = [find_class(word, names, subject.config.classes) for word in classes] or None
+    patch = None if query is None else _patch(query, as_vit(subject).config.grid)
+    folder = Path(run) if run else _run_of(Path(name))
+    return Subject(name, subject, shown.first(most), sample, names, wanted, patch, folder, warnings)
 
 
 def _run_of(path: Path) -> Path | None:
@@ -77,9 +80,7 @@ def _run_of(path: Path) -> Path | None:
     return directory if path.exists() and (directory / "log.jsonl").is_file() else None
 
 
-def _patch(query: str | None, grid: Size) -> Size | None:
-    if query is None:
-        return None
+def _patch(query: str, grid: Size) -> Size:
     parts = query.replace("x", ",").split(",")
     if len(parts) != 2 or not all(p.strip().isdigit() for p in parts):
         raise InputError(f"--query {query} is not a patch; write ROW,COLUMN counted from 0, such as 3,5")
@@ -191,25 +192,35 @@ def page(subject: Subject, report: Report, drawn: Sequence[str]) -> str:
 
 
 def _header(subject: Subject) -> str:
-    config = subject.model.config
-    parameters = sum(p.numel() for p in subject.model.parameters())
-    pixels, patch, grid = (f"{h}x{w}" for h, w in (config.image_size, config.patch_size, config.grid))
+    config, count = subject.model.config, sum(p.numel() for p in subject.model.parameters())
+    h, w = config.image_size
+    facts = {"input": f"{h}x{w} pixels, {_plural(config.channels, 'channel')}"}
+    if isinstance(config, ViTConfig):
+        facts = _about_vit(config, count, facts["input"])
+    else:
+        stages = ", ".join(str(n) for n in config.stem.layers)
+        facts = {"model": f"a ResNet with stages of {stages} blocks, {count:,} parameters", **facts}
+    shown = f"{len(subject.images)} shown, {max(len(subject.sample), len(subject.images))} in statistics"
+    facts["images"] = shown
+    rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+    title = f"<h1>{escape(subject.name)}</h1><p>What the model has learned, and where it looks.</p>"
+    return f"<header>{title}<dl>{rows}</dl></header>"
+
+
+def _about_vit(config: ViTConfig, parameters: int, pixels: str) -> dict[str, str]:
+    patch, grid = (f"{h}x{w}" for h, w in (config.patch_size, config.grid))
     tokens = {
         "a class token": config.class_token,
         "a distillation token": config.distillation_token,
         _plural(config.registers, "register"): config.registers,
     }
     prefix = " and ".join(name for name, there in tokens.items() if there)
-    facts = {
+    return {
         "model": f"{config.depth} layers, {config.heads} heads, width {config.width}, {parameters:,} parameters",
-        "input": f"{pixels} pixels, {_plural(config.channels, 'channel')}, patches of {patch}: a grid of {grid}",
+        "input": f"{pixels}, patches of {patch}: a grid of {grid}",
         "tokens": f"{config.tokens}{prefix and f', of which {prefix}'}; pooling: {config.pooling}",
         "positions": config.positions,
-        "images": f"{len(subject.images)} shown, {max(len(subject.sample), len(subject.images))} in statistics",
     }
-    rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
-    title = f"<h1>{escape(subject.name)}</h1><p>What the model has learned, and where it looks.</p>"
-    return f"<header>{title}<dl>{rows}</dl></header>"
 
 
 def _plural(count: int, word: str) -> str:

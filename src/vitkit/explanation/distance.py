@@ -16,6 +16,7 @@ from vitkit.explanation.subject import Section, Subject
 from vitkit.figures.panels import baseline, legend_above
 from vitkit.figures.style import COLOURS, GREY, INK, Figure, new_figure
 from vitkit.model.config import Size
+from vitkit.model.stem import ResNet
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,30 @@ def attention_distance(model: nn.Module, images: Tensor) -> AttentionReach:
     return AttentionReach(distances, entropies, float(apart.mean()), float(np.log(grid[0] * grid[1])))
 
 
+def receptive_reach(model: ResNet, images: Tensor) -> list[float]:
+    """For each stage of a CNN: how far the pixels are, on average, that the place in the middle of its map depends on.
+
+    Every pixel counts as much as its gradient is large: the receptive field as it is used, not its outer border.
+    """
+    found, inputs = [], images.clone().requires_grad_()
+    for features in model.features(inputs, range(len(model.stem.stages)), grid=True):  # each B D h w
+        y, x = (n // 2 for n in features.shape[-2:])
+        (gradient,) = torch.autograd.grad(features[:, :, y, x].square().sum(), inputs, retain_graph=True)
+        weights = gradient.abs().sum(dim=(0, 1))  # H W
+        sizes = zip((y, x), features.shape[-2:], weights.shape, strict=True)
+        centre = [(place + 0.5) * pixels / places - 0.5 for place, places, pixels in sizes]
+        rows, columns = (torch.arange(n, device=weights.device) - c for n, c in zip(weights.shape, centre, strict=True))
+        far = (rows[:, None].square() + columns.square()).sqrt()
+        found.append(float((weights * far).sum() / weights.sum()))
+    return found
+
+
 def make(subject: Subject) -> Section:
     images = subject.sample if len(subject.sample) else subject.images
     if not len(images):
         subject.need_images()
+    if isinstance(subject.model, ResNet):
+        return _of_stages(receptive_reach(subject.model, images.images[:64]), min(64, len(images)))
     reach = attention_distance(subject.model, images.images)
     by_head = reach.distance.mean(axis=0)  # L H, pixels
     digits = 1 if by_head.max() < 20 else 0
@@ -80,6 +101,29 @@ def make(subject: Subject) -> Section:
         "keys, and the rest of each row is renormalised. The dashed line is attention spread evenly over all patches.",
         arrays={k: np.asarray(v) for k, v in vars(reach).items()},
         draw=lambda: draw(reach, notes),
+    )
+
+
+def _of_stages(distances: list[float], images: int) -> Section:
+    """Of a CNN, which has no attention."""
+
+    def drawn() -> Figure:
+        figure = new_figure(3.0)
+        axes = figure.subplots()
+        axes.plot(range(len(distances)), distances, color=COLOURS[0], marker="o", linewidth=1.8)
+        axes.set(xlabel="stage", ylabel="distance, pixels", ylim=(0, None), xticks=range(len(distances)))
+        axes.grid(axis="y")
+        return figure
+
+    ends = f"{distances[0]:.1f} pixels away in the first stage and {distances[-1]:.1f} in the last"
+    return Section(
+        heading="Receptive field",
+        finding=f"What a place depends on lies {ends}",
+        alt=f"A line over {len(distances)} stages: the mean distance of the pixels that a place depends on.",
+        how="A CNN has no attention. For the place in the middle of each stage's map: the mean distance of the input "
+        f"pixels, each counted by the size of its gradient, over {images} images.",
+        arrays={"distance": np.array(distances)},
+        draw=drawn,
     )
 
 

@@ -65,7 +65,7 @@ def occlusion_map(model: nn.Module, images: Tensor, classes: Tensor, most: int =
 
 def occlusion_of(subject: Subject) -> Occlusion:
     subject.need_classifier()
-    return occlusion_map(subject.model, subject.images.images, subject.explained[:, 0])
+    return occlusion_map(subject.vit, subject.images.images, subject.explained[:, 0])
 
 
 def make_occlusion(subject: Subject) -> Section:
@@ -74,7 +74,7 @@ def make_occlusion(subject: Subject) -> Section:
     number = "{:.3g}".format if subject.predicts_values else percent
     what = "value" if subject.predicts_values else "probability of the class"
     outputs, most = subject.explained[:, 0], np.abs(flat).max(axis=1)  # B
-    least = LEAST_DROP * (subject.model.outputs.std or (1.0,))[0]
+    least = LEAST_DROP * (subject.vit.outputs.std or (1.0,))[0]
 
     def draw() -> Figure:
         """Pairs of an image and the drop per hidden patch, each on the scale of its own largest change."""
@@ -164,7 +164,7 @@ def make(subject: Subject) -> Section:
         "last layer": attention.last,
         "occlusion": subject.once(occlusion_of).drop,
     }
-    found = faithfulness_curves(subject.model, subject.images.images, subject.explained[:, 0], maps)
+    found = faithfulness_curves(subject.vit, subject.images.images, subject.explained[:, 0], maps)
     rows = found.table()
     best = min(rows[:-1], key=lambda row: row["deletion_ratio"])
     ratio = float(best["deletion_ratio"])

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.model.config import Size, ViTConfig
+from vitkit.model.build import Model
+from vitkit.model.config import AnyConfig, Size, ViTConfig
 from vitkit.model.vit import ViT
 from vitkit.tasks import task_of
 
@@ -30,7 +31,7 @@ def as_vit(model: nn.Module) -> ViT:
     if isinstance(model, ViT):
         return model
     name = type(model).__name__
-    raise InputError(f"explain looks at attention, and {name} has none; give it a ViT (`vitkit zoo` lists them)")
+    raise InputError(f"this looks at attention, and a {name} has none; give a ViT (`vitkit zoo` lists them)")
 
 
 def grid_of(config: ViTConfig, images: Tensor) -> Size:
@@ -38,21 +39,23 @@ def grid_of(config: ViTConfig, images: Tensor) -> Size:
     return images.shape[-2] // config.patch_size[0], images.shape[-1] // config.patch_size[1]
 
 
-def batch_size(config: ViTConfig, images: Tensor, most: int = 32) -> int:
+def batch_size(config: AnyConfig, images: Tensor, most: int = 32) -> int:
     """Images per batch, so that one layer's attention weights stay within the budget."""
+    if not isinstance(config, ViTConfig):
+        return most
     h, w = grid_of(config, images)
     per_image = config.all_heads * (config.prefix_tokens + h * w) ** 2 * 4
     return max(1, min(most, WEIGHTS_BUDGET // per_image))
 
 
-def batches(model: ViT, images: Tensor, most: int = 32) -> Iterator[Tensor]:
+def batches(model: Model, images: Tensor, most: int = 32) -> Iterator[Tensor]:
     """The images, some at a time, where the model is."""
     device = next(model.parameters()).device
     return (part.to(device) for part in images.split(batch_size(model.config, images, most)))
 
 
 @torch.no_grad()
-def predictions(model: ViT, images: Tensor, most: int = 32) -> Tensor:
+def predictions(model: Model, images: Tensor, most: int = 32) -> Tensor:
     """B C H W -> B outputs, batch by batch: probabilities of classes or labels, or values in their own units."""
     found = torch.cat([model(part).float().cpu() for part in batches(model, images, most)])
     return task_of(model).activate(found).float()

@@ -119,7 +119,7 @@ def _gradcam(states: Tensor, gradients: Tensor, prefix: int) -> Tensor:
 
 def relevance_of(subject: Subject) -> ClassRelevance:
     subject.need_classifier()
-    return class_relevance(subject.model, subject.images.images, subject.explained)
+    return class_relevance(subject.vit, subject.images.images, subject.explained)
 
 
 def make(subject: Subject) -> Section:

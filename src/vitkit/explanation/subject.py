@@ -22,10 +22,11 @@ from vitkit.data.loader import ImageBatches
 from vitkit.data.preprocess import normalise, read_image
 from vitkit.data.sources import open_data
 from vitkit.errors import ConfigError, DataError
-from vitkit.explanation.inside import predictions
+from vitkit.explanation.inside import as_vit, predictions
 from vitkit.figures.overlay import enlarged
 from vitkit.figures.style import Figure
-from vitkit.model.config import Size, ViTConfig
+from vitkit.model.build import Model
+from vitkit.model.config import AnyConfig, Size
 from vitkit.model.vit import ViT
 from vitkit.tasks.match import map_classes, matched
 
@@ -58,7 +59,7 @@ class Images:
         return [enlarged(image) for image in rgb]
 
 
-def load_images(given: GivenImages, config: ViTConfig) -> Images:
+def load_images(given: GivenImages, config: AnyConfig) -> Images:
     """Read images for this model. Folders give the files in them; what cannot be read is listed."""
     names, read, skipped, items = [], [], [], [one for item in listed(given) for one in _files(item)]
     for item in items:
@@ -88,7 +89,7 @@ def _files(item: OneImage) -> list[OneImage]:
     return [*sorted(filter(Path.is_file, path.glob("[!.]*")))] if path.is_dir() else [path]
 
 
-def sample_data(data: str, model: ViT, count: int = 200, class_map: Mapping[str, str] | None = None) -> Images:
+def sample_data(data: str, model: Model, count: int = 200, class_map: Mapping[str, str] | None = None) -> Images:
     """Up to `count` images of a set's evaluation split, spread over its classes, read as `evaluate` reads them."""
     source = map_classes(model, open_data(data).evaluation(), class_map or {})
     picks = [m[np.linspace(0, len(m) - 1, min(count, len(m))).astype(int)] for m in source.members if len(m)]
@@ -113,7 +114,7 @@ def sample_data(data: str, model: ViT, count: int = 200, class_map: Mapping[str,
 @dataclass
 class Subject:
     name: str
-    model: ViT
+    model: Model
     images: Images  # looked at one by one
     sample: Images  # for statistics
     class_names: Sequence[str] | None = None
@@ -134,6 +135,11 @@ class Subject:
         return list(dict([*self.images.skipped, *self.sample.skipped]).items())
 
     @property
+    def vit(self) -> ViT:
+        """For figures of what a CNN has not."""
+        return as_vit(self.model)
+
+    @property
     def predicts_values(self) -> bool:
         """Regression: outputs are numbers, not probabilities."""
         return self.model.outputs.kind == "values"
@@ -144,10 +150,9 @@ class Subject:
 
     def need_classifier(self) -> None:
         self.need_images()
-        classifier = self.model.head.classifier
-        if classifier is None:
+        if not self.model.classifiers:
             raise LeftOut("the model has no classifier (classes=0), so there is no class to explain")
-        if not classifier.weight.any():
+        if not self.model.classifiers[0].weight.any():
             raise LeftOut("the classifier is all zeros, so every class has the same score; train the model first")
 
     @cached_property

@@ -58,9 +58,9 @@ def state_name(depth: int) -> str:
 
 def make(subject: Subject) -> Section:
     subject.need_images()
-    depth = subject.model.config.depth
+    depth = subject.vit.config.depth
     chosen = sorted({round(d) for d in np.linspace(0, depth, 5)})
-    found = token_states(subject.model, subject.images.images, chosen)  # B S h w D
+    found = token_states(subject.vit, subject.images.images, chosen)  # B S h w D
     parts = [token_colours(found[:, s]) for s in range(len(chosen))]
     colours, shares = (np.stack(part) for part in zip(*parts, strict=True))  # S B h w 3, S 3
     images = subject.images.shown()[:MOST_ROWS]
@@ -88,7 +88,7 @@ def token_similarity(states: np.ndarray, patch: Size) -> np.ndarray:
 def make_similarity(subject: Subject) -> Section:
     subject.need_images()
     patch = patch_of(subject)
-    values = token_similarity(token_states(subject.model, subject.images.images[:1])[0], patch)  # S h w
+    values = token_similarity(token_states(subject.vit, subject.images.images[:1])[0], patch)  # S h w
     mean = (values.sum(axis=(1, 2)) - 1) / max(1, values[0].size - 1)  # without the patch itself, whose similarity is 1
     few = sorted({round(d) for d in np.linspace(0, len(values) - 1, 2 * ACROSS - 1)})  # with the image, two rows
 

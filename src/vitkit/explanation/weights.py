@@ -68,14 +68,14 @@ def as_tiles(filters: Filters) -> np.ndarray:
 
 
 def make_filters(subject: Subject) -> Section:
-    found = patch_filters(subject.model)
+    found = patch_filters(subject.vit)
     count, total = len(found.explained), found.explained.sum()
     half = int(np.searchsorted(np.cumsum(found.explained), 0.5)) + 1
     finding = f"The first {count} components hold {total:.0%} of the patch embedding's variance"
     where = "the image's patches" if found.of_pixels else "patches of the stem's feature map (channels averaged)"
     patch = "x".join(map(str, found.components.shape[1:3]))
     expect = "Long training makes them smooth waves and colour contrasts; after a short one they are still grainy."
-    if not subject.model.pretrained:
+    if not subject.vit.pretrained:
         expect = "These weights are fresh: what is seen is noise, where trained models show smooth waves."
     return Section(
         heading="Patch-embedding filters",
@@ -148,14 +148,14 @@ def row_column_score(similarity: np.ndarray) -> dict[str, float]:
 
 
 def make_positions(subject: Subject) -> Section:
-    vit, grid = as_vit(subject.model), subject.model.config.grid
+    vit, grid = as_vit(subject.vit), subject.vit.config.grid
     kind = vit.config.position_words
     if score_biases(vit):
         return _offsets(subject)
     if kind == "none":
         raise LeftOut("the model has no positions (positions='none')")
     rotary = vit.rotary is not None and vit.positions.vectors(grid) is None  # then only phases tell patches apart
-    similarity = position_similarity(subject.model)
+    similarity = position_similarity(subject.vit)
     score = row_column_score(similarity)
     finding = "Positions of one row or column are no more similar than others"
     if max(score.values()) > 0.05:
@@ -178,7 +178,7 @@ def make_positions(subject: Subject) -> Section:
 
 
 def _offsets(subject: Subject) -> Section:
-    offsets = position_offsets(subject.model)
+    offsets = position_offsets(subject.vit)
     high = float(np.abs(offsets).max())
     layer, head, _, _ = np.unravel_index(int(np.abs(offsets).argmax()), offsets.shape)
     label = "bias added to the attention score, by offset (centre: the patch itself)"

@@ -83,8 +83,8 @@ def interval(values: Sequence[float], pairs: int = 1) -> Interval:
 
 
 def difference(a: Sequence[float], b: Sequence[float], pairs: int = 1) -> Interval:
-    """a - b, seed by seed."""
-    return interval([x - y for x, y in zip(a, b, strict=True)], pairs)
+    """a - b, seed by seed, as many as both have."""
+    return interval([x - y for x, y in zip(a, b, strict=False)], pairs)
 
 
 def power(effect: float, spread: float, seeds: int) -> float:

@@ -9,13 +9,15 @@ them, and so its numbers.
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +25,7 @@ import torch
 
 from vitkit.errors import ConfigError, did_you_mean
 from vitkit.io import read_json, write_json
-from vitkit.model.build import build
+from vitkit.model.build import Model, build
 from vitkit.model.config import AnyConfig, ResNetConfig
 from vitkit.model.summary import summarize
 from vitkit.plan.estimate import timed_step
@@ -38,12 +40,13 @@ from vitkit.study.table import BATCH, Arm, Context, Result, Row, Setting, Study,
 from vitkit.study.write import write
 
 T = TypeVar("T")
-SEARCH = 1 / 3  # a training of the search takes this share of the steps
+SEARCH, AFTER = 1 / 6, 1 / 2  # a training of the search takes this share of the steps; if it follows another, that one
 SEARCHED = 8  # trainings of a search, about: three rates, the neighbours of the best, two of them again
 SEARCH_SEED = 1000  # none of the seeds that count
 LEAST_STEPS = 20
 FIRST_EPOCHS, MOST_EPOCHS = 2, 100  # the shortest and the longest training that is tried
 LEAST_SEEDS, MOST_SEEDS = 3, 20
+SAME = [f.name for f in fields(Run) if f.name in Arm.__dataclass_fields__ and f.name not in ("measure", "before")]
 STILL = 0.01  # what twice the length gains at a plateau, at most
 
 
@@ -147,12 +150,12 @@ class _Trainings:
             minutes = int(least / self.trainer.workers / 60) + 1
             raise ConfigError(f"{self.study.name} needs at least {minutes} minutes here; give --budget {minutes}m")
         slowest = next(arm for arm in self.arms if arm.name == (self.study.slowest or self.arms[0].name))
-        steps, before = max(LEAST_STEPS, min(most, round(FIRST_EPOCHS * epoch))), 0.0
-        while steps <= most:
+        shorter, steps, before = 0, max(LEAST_STEPS, min(most, round(FIRST_EPOCHS * epoch))), 0.0
+        while steps > shorter:
             found = self._length_tried(slowest, steps)
-            if before and found - before < STILL:
-                return steps // 2, True
-            steps, before = 2 * steps, found
+            if shorter and found - before < STILL:  # longer trainings may even lose: they know the images by heart
+                return shorter, True
+            shorter, steps, before = steps, min(2 * steps, most), found
         self.progress.note(f"the budget buys {most:,} steps for each training, before a plateau was seen")
         return most, False
 
@@ -170,12 +173,12 @@ class _Trainings:
                 runs = [self._run(arm, lr, SEARCH_SEED + seed, "val", searching=True) for arm, lr, seed in wanted]
                 words = [f"{arm.name}, learning rate {lr:g}" for arm, lr, _ in wanted]
                 for (arm, lr, _), outcome in zip(wanted, self._finish(runs, words), strict=True):
-                    tried[arm.name].setdefault(lr, []).append(outcome.accuracy)
+                    tried[arm.name].setdefault(lr, []).append(merit(arm, outcome))
                     self.searched[arm.name].append(outcome)
             self.rates |= {name: chosen(found) for name, found in tried.items()}
         for arm in self.arms:
             if arm.rate_of or not arm.length:
-                self.rates[arm.name] = self.rates[arm.rate_of] if arm.length else 0.0
+                self.rates[arm.name] = self.rates[arm.rate_of] * arm.factor if arm.length else 0.0
 
     def enough_seeds(self, budget: float) -> int:
         """As many as see the effect with 80% power, by the spread of a pilot; fewer when the budget is short."""
@@ -191,23 +194,25 @@ class _Trainings:
 
     def table(self, seeds: int, arms: list[Arm] | None = None) -> Table:
         arms = self.arms if arms is None else arms
-        runs = [self._run(arm, self.rates[arm.name], seed, "test") for arm in arms for seed in range(seeds)]
-        words = [f"{arm.name}, seed {seed}" for arm in arms for seed in range(seeds)]
-        found = self._finish(runs, words)
-        rows = (self._row(arm, found[i * seeds : (i + 1) * seeds]) for i, arm in enumerate(arms))
+        about = self.study.compared([arm.name for arm in self.arms])
+        counts = [seeds if arm.name in about else min(seeds, self.study.others or seeds) for arm in arms]
+        each = [(arm, seed) for arm, count in zip(arms, counts, strict=True) for seed in range(count)]
+        runs = [self._run(arm, self.rates[arm.name], seed, "test") for arm, seed in each]
+        found = iter(self._finish(runs, [f"{arm.name}, seed {seed}" for arm, seed in each]))
+        rows = (self._row(arm, list(islice(found, count))) for arm, count in zip(arms, counts, strict=True))
         facts = {"channels": self.sets.setting.channels, "classes": self.sets.setting.classes}
         return Table(tuple(rows), {**self.sets.describe(), **facts})
 
     def _row(self, arm: Arm, outcomes: list[Outcome]) -> Row:
-        counted, lr = summarize(arm.config), self.rates[arm.name]
+        lr, model = self.rates[arm.name], built(arm)
         return Row(
             name=arm.name,
             accuracy=tuple(o.accuracy for o in outcomes),
             tags=arm.tags,
             lr=lr if arm.length else None,
             at_edge=bool(arm.length) and not arm.rate_of and at_edge(lr),
-            params=counted["params"],
-            macs=round(counted["gmacs"] * 1e9),
+            params=sum(p.numel() for p in model.parameters()),
+            macs=round(summarize(arm.config)["gmacs"] * 1e9),
             images=of_length(self.steps, arm.length) * min(BATCH, len(self.sets.part(arm.share, 0))),
             seconds=sum(o.cpu_seconds for o in outcomes) / len(outcomes),
             spent=sum(o.cpu_seconds for o in (*outcomes, *self.searched[arm.name])),
@@ -219,9 +224,12 @@ class _Trainings:
         before = None
         if arm.before is not None:  # a search starts from the first seed's weights: one training less
             before = self._run(arm.before, self.rates[arm.before.name], 0 if searching else seed, "test")
-        steps = of_length(steps or self.steps, arm.length * (SEARCH if searching else 1))
+        steps = of_length(steps or self.steps, arm.length)
+        if searching:  # a handful of steps would tell nothing of a learning rate
+            steps = max(min(steps, LEAST_STEPS), round(steps * searched_share(arm)))
         measure = arm.measure if split == "test" else ""
-        return Run(arm.config, steps, lr, seed, arm.variant, arm.share, split, measure, before, arm.fresh_positions)
+        own = {name: getattr(arm, name) for name in SAME}
+        return Run(**own, steps=steps, lr=lr, seed=seed, split=split, measure=measure, before=before)
 
     def _finish(self, runs: list[Run], words: list[str]) -> list[Outcome]:
         found: dict[int, Outcome] = {}
@@ -232,6 +240,22 @@ class _Trainings:
             self.progress.note(f"{self.done:3}  {outcome.accuracy:6.1%}  {words[number]}  ({took})")
             self.progress.update(self.study.name, len(found), len(runs))
         return [found[number] for number in range(len(runs))]
+
+
+def searched_share(arm: Arm) -> float:
+    return SEARCH if arm.before is None else AFTER
+
+
+def merit(arm: Arm, outcome: Outcome) -> float:
+    """What a learning rate is chosen by: accuracy, or of a pre-training how low its own loss is in the last quarter.
+
+    Its features may be worse than random ones for a while: by their accuracy the smallest rate would win.
+    """
+    if not arm.task:
+        return outcome.accuracy
+    last = outcome.losses[-max(1, len(outcome.losses) // 4) :]
+    loss = sum(last) / len(last)
+    return -loss if math.isfinite(loss) else -math.inf
 
 
 def of_length(steps: int, length: float) -> int:
@@ -248,16 +272,21 @@ def measured_cost(arms: Iterable[Arm], sizes: dict[str, int]) -> Cost:
 def cost(arms: list[tuple[Arm, float]], sizes: dict[str, int]) -> Cost:
     """Arms with the seconds of a step; a forward pass is about a third of it."""
     seed = sum(arm.length * seconds for arm, seconds in arms)
-    search = sum(arm.length * seconds for arm, seconds in arms if not arm.rate_of) * SEARCH * SEARCHED
+    search = sum(arm.length * searched_share(arm) * seconds for arm, seconds in arms if not arm.rate_of) * SEARCHED
     images = sum((1.5 if arm.measure else 1.0) * seconds for arm, seconds in arms)
     return Cost(seed, search, sizes["test"] * images / BATCH / 3)
 
 
-def seconds_per_step(arm: Arm) -> float:
-    """The fastest of a few steps."""
+def built(arm: Arm) -> Model:
+    """Its model, with fresh weights."""
     model = build(arm.config)
     variants.apply(model, arm.variant)
-    step = timed_step(model, train_config(1e-3), BATCH)
+    return model
+
+
+def seconds_per_step(arm: Arm) -> float:
+    """The fastest of a few steps."""
+    step = timed_step(built(arm), train_config(1e-3), BATCH)
     return min(sum(step()) for _ in range(4))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-Tried = dict[float, list[float]]  # learning rate -> validation accuracy of each seed
+Tried = dict[float, list[float]]  # learning rate -> validation accuracy of each seed, or what stands for it
 LEAST, MOST = 3e-5, 0.3  # beyond these nobody looks
 
 

@@ -7,6 +7,7 @@ are among those of 1/8, and so on.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from vitkit.data.keys import permutation
 from vitkit.data.preprocess import read_pixels
 from vitkit.errors import ConfigError, DataError
 from vitkit.model.config import Preprocessing
+from vitkit.study.synthetic import SIDE, SYNTHETIC, made
 from vitkit.study.table import Facts, Setting
 from vitkit.training.recipe import image_size
 
@@ -48,12 +50,26 @@ class Sets:
         labels = np.concatenate([s.labels for s in (self.train, self.val, self.test)]).astype(np.int64)
         return {"name": self.name, "side": self.side, **self.sizes, "check": zlib.crc32(labels.tobytes())}
 
+    def of(self, classes: tuple[int, ...]) -> Sets:
+        """The images of these classes alone, which are numbered anew; (): all."""
+        return _of(self, classes) if classes else self
+
     def part(self, share: float, seed: int) -> Source:
         """A random share of the training images, another one for every seed."""
         if share >= 1:
             return self.train
         count = max(len(self.train.classes), round(share * len(self.train)))
         return self.train.take(np.sort(permutation(seed, 0, len(self.train), "study")[:count]))
+
+
+@lru_cache(maxsize=4)
+def _of(sets: Sets, classes: tuple[int, ...]) -> Sets:
+    def chosen(source: Source) -> Source:
+        some = source.take(np.flatnonzero(np.isin(source.labels, classes)))
+        names = tuple(source.classes[c] for c in classes)
+        return replace(some, labels=np.searchsorted(classes, some.labels), classes=names)
+
+    return replace(sets, train=chosen(sets.train), val=chosen(sets.val), test=chosen(sets.test))
 
 
 @lru_cache(maxsize=16)
@@ -68,11 +84,14 @@ def resized(source: Source, side: int) -> Source:
 def open_sets(data: str) -> Sets:
     """The three parts. What a set lacks of val and test is taken out of train; if it has one of them, that is test.
 
-    NAME@16 is the set NAME at 16 pixels; otherwise it has the smallest of SIDES that keeps all pixels.
+    NAME@16 is the set NAME at 16 pixels, NAME@16/4 with a quarter of its training images; otherwise it has the smallest
+    of SIDES that keeps all pixels. Some small sets are made up: see `synthetic.py`.
     """
-    whole, _, asked = data.rpartition("@")
-    wanted = int(asked) if whole and asked in map(str, SIDES) else 0
-    dataset = open_data(whole if wanted else data)
+    if data in SYNTHETIC:
+        return Sets(data, SIDE, *(_source(data, split, *arrays) for split, arrays in made(data).items()))
+    asked = re.fullmatch(rf"(.+)@({'|'.join(map(str, SIDES))})(?:/(\d+))?", data)
+    whole, wanted, shared = (asked[1], int(asked[2]), int(asked[3] or 1)) if asked else (data, 0, 1)
+    dataset = open_data(whole)
     train = dataset.split("train")
     if dataset.label_kind != "classes":
         raise ConfigError(f"{data} has {dataset.label_kind}; studies need one class per image: give --data another set")
@@ -83,9 +102,17 @@ def open_sets(data: str) -> Sets:
         parts = _cut(parts["train"], ["val"] if there else ["val", "test"])
     for name, split in zip(("test", "val"), there, strict=False):
         parts[name] = _in_memory(dataset.split(split), side, MOST[name])
+    mixed = permutation(0, 0, len(parts["train"]), "study share")
+    parts["train"] = parts["train"].take(np.sort(mixed[: len(mixed) // max(1, shared)]))
     if len(parts["train"]) < 2 * len(train.classes):
         raise DataError(f"{data} has {len(parts['train'])} training images, too few for a study; give a larger set")
     return Sets(data, side, parts["train"], parts["val"], parts["test"])
+
+
+def _source(name: str, split: str, images: np.ndarray, labels: np.ndarray) -> Source:
+    classes = tuple(str(n) for n in range(labels.max() + 1))
+    pixels = torch.from_numpy(images)[:, None]
+    return Source(name, split, classes=classes, labels=labels, pixels=pixels, flip_safe=False)
 
 
 def _cut(whole: Source, names: Sequence[str]) -> dict[str, Source]:

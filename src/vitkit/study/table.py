@@ -62,16 +62,22 @@ class Arm:
     config: AnyConfig
     variant: str = ""  # of study.variants
     share: float = 1.0  # of the training images
+    augment: str = "none"  # a preset
+    classes: tuple[int, ...] = ()  # only images of these classes; (): all
+    task: str = ""  # a method of pre-training without labels, or METHOD:LOSS; "": the classes are learned
+    learns: str = ""  # "head" or "lora": that alone; "": everything
+    parts: int = 1  # that a batch is computed in, gradients added up
     measure: str = ""  # of study.measures
     length: float = 1.0  # steps, as a share of the study's; 0: not trained
     rate_of: str = ""  # takes the learning rate chosen for that arm
+    factor: float = 1.0  # times so much
     before: Arm | None = None  # starts from that arm's weights
     fresh_positions: bool = False
     tags: Tags = field(default_factory=dict, hash=False)
 
     @property
     def rates(self) -> tuple[float, ...]:
-        return RATES_AFTER if self.before else RATES
+        return RATES_AFTER if self.before and not self.learns else RATES
 
 
 @dataclass(frozen=True)
@@ -147,9 +153,11 @@ class Study:
     fair = "the same steps, images and order; multiply-adds as stated in the table"  # what is held equal
     reference = ""  # the arm that others are compared with
     effect = 0.02  # the smallest difference that it must be able to see
+    expected = 0  # its sign by the claim: +1, -1, or 0 where it should not be there
     contrast: tuple[str, ...] = ()  # the arms that it is a difference of; default: the first and the last
+    others = 0  # seeds of all other arms, at most; 0: as many
     slowest = ""  # the arm that needs the longest training; default: the first
-    data = "cifar10@16"  # the set that can show it
+    data = "cifar10@16/4"  # the set that can show it; a quarter of it is learned in a quarter of the time
     curves = False  # losses are part of the result
 
     def arms(self, s: Setting) -> list[Arm]:
@@ -175,9 +183,10 @@ class Study:
         return row.name
 
     def draw(self, table: Table) -> Figure:
-        """All rows as dots."""
-        figure = new_figure(ROW * len(table.rows) + 0.6)
-        dots(figure.subplots(), table.rows, [self.label(row) for row in table.rows])
+        """All rows as dots, but for those that others start from."""
+        rows = [row for row in table.rows if row.tags.get("kind") != "before"]
+        figure = new_figure(ROW * len(rows) + 0.6)
+        dots(figure.subplots(), rows, [self.label(row) for row in rows])
         return figure
 
 
@@ -206,16 +215,34 @@ class Result:
     context: Context
 
     @property
+    def gap(self) -> Interval:
+        return interval(self.study.effects(self.table))
+
+    @property
+    def small(self) -> bool:
+        """Whether the effect that is looked for is excluded."""
+        return self.gap.known and -self.context.effect < self.gap.low <= self.gap.high < self.context.effect
+
+    @property
+    def agreement(self) -> str:
+        """How it stands to the claim: "agrees", "contradicts", "does not show here" or "open"."""
+        seen = 0 if self.gap.covers_zero else 1 if self.gap.mean > 0 else -1
+        if seen and seen == self.study.expected:
+            return "agrees"
+        if self.small:
+            return "does not show here" if self.study.expected else "agrees"
+        return "contradicts" if seen else "open"
+
+    @property
     def doubts(self) -> list[str]:
         """Why the result is not to be trusted; empty when it can be, or when what it looks for was seen."""
         context, found = self.context, list[str]()
-        gap, effect = interval(self.study.effects(self.table)), context.effect
-        decided = not gap.covers_zero or (gap.known and -effect < gap.low <= gap.high < effect)  # there, or too small
+        decided = not self.gap.covers_zero or self.small
         if context.power is None:
             found.append(f"underpowered: one seed cannot show {self.study.sought}")
         elif context.power < POWER and not decided:
             found.append(f"underpowered: {self.study.sought} would be seen by {context.power:.0%} of such studies")
-        if context.plateau is False:
+        if context.plateau is False and self.agreement != "agrees":
             found.append("short: the budget ended before longer trainings stopped to gain")
         return found
 
@@ -259,6 +286,13 @@ def lines(axes: Axes, x: Sequence[float], by_name: dict[str, np.ndarray], room: 
     frame = _frame(np.concatenate([v.ravel() for v in by_name.values()]), room)
     axes.set(ylim=frame, ylabel="test accuracy, %")
     axes.grid(axis="y")
+
+
+def log_ticks(axes: Axes, x: Sequence[float], words: Sequence[str] = ()) -> None:
+    """A logarithmic axis with these places alone on it."""
+    axes.set_xscale("log")
+    axes.set_xticks(x, words or [f"{place:g}" for place in x])
+    axes.minorticks_off()
 
 
 def curves(axes: Axes, rows: Sequence[Row], window: float = 0.05) -> None:

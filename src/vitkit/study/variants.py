@@ -1,4 +1,6 @@
-"""Attention as it is often written wrongly: each variant starts from the same weights as ours.
+"""Changes of a model that no configuration has: attention as it is often written wrongly, positions elsewhere.
+
+Those of attention start from the same weights as ours.
 
 `torch`            nn.MultiheadAttention with batch_first=True: the same function as ours
 `torch-batch`      nn.MultiheadAttention as it comes, batch_first=False, given B N D: it takes the first
@@ -10,12 +12,19 @@
 `scale-none`       softmax(q k^T): as it comes
 `linear-patches`   not an attention: patches flattened and mapped by one linear layer
 `conv-patches`     the same function as a convolution, by PyTorch's conv2d, from the same weights
+`positions-each`   positions are added before every block, each from a table of its own
+`positions-shared` the same from one table for all blocks
+`positions-beside` a quarter of the width holds the position, the rest the patch: concatenated instead of added
+`fixed-token`      the class token stays what it is at the start, zero
+`first-patch`      the first patch is read in the place of a class token
+`batch-norm`       batch normalisation over images and tokens in the place of layer normalisation
 
 Shapes: B images, N tokens, D width, H heads, K = D / H.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -24,9 +33,10 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.explanation.inside import as_vit
-from vitkit.model.attention import Attention
+from vitkit.model.attention import Attention, OnWeights
 from vitkit.model.build import Model
 from vitkit.model.config import Size
+from vitkit.model.head import Pool
 from vitkit.model.patches import PatchEmbedding, conv_to_linear
 from vitkit.model.torch_attention import to_torch
 from vitkit.model.vit import ViT
@@ -97,6 +107,70 @@ def _patches(linear: bool) -> Callable[[ViT], None]:
     return change
 
 
+class Beside(nn.Module):
+    """Patches of three quarters of the width, and in the last quarter a learned vector for each place."""
+
+    def __init__(self, model: ViT) -> None:
+        super().__init__()
+        config = model.config
+        self.positions = nn.ParameterDict({"learned": torch.randn(1, math.prod(config.grid), config.width // 4) * 0.02})
+        self.patches = PatchEmbedding(config.channels, config.patch_size, config.width - config.width // 4, "conv")
+        self.patches.init_weights()
+
+    @property
+    def weight(self) -> Tensor:
+        return self.patches.weight
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Size]:
+        y, grid = self.patches(x)  # B N 3D/4
+        return torch.cat([y, self.positions["learned"].expand(len(y), -1, -1)], dim=-1), grid
+
+
+def _beside(model: ViT) -> None:
+    model.patches = Beside(model)  # type: ignore[assignment]
+
+
+def _positions(shared: bool) -> Callable[[ViT], None]:
+    """The model itself must have none."""
+
+    def change(model: ViT) -> None:
+        config = model.config
+        table = torch.randn(config.tokens, config.width) * 0.02
+        one = nn.ParameterDict({"learned": nn.Parameter(table)})
+        for block in model.encoder.blocks:
+            block.positions = one if shared else nn.ParameterDict({"learned": nn.Parameter(table.clone())})
+            block.register_forward_pre_hook(lambda b, given: (given[0] + b.positions["learned"], *given[1:]))
+
+    return change
+
+
+def _fixed_token(model: ViT) -> None:
+    assert model.class_token is not None
+    model.class_token.requires_grad_(False)
+
+
+class FirstPatch(Pool):
+    def forward(self, tokens: Tensor, on_weights: OnWeights = None) -> Tensor:
+        return tokens[:, 0]
+
+
+def _first_patch(model: ViT) -> None:
+    model.head.pool = FirstPatch(model.config)
+
+
+class TokenBatchNorm(nn.BatchNorm1d):
+    """Each channel over all tokens of all images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, 1)).view_as(x)
+
+
+def _batch_norm(model: ViT) -> None:
+    for block in model.encoder.blocks:
+        block.norm1, block.norm2 = (TokenBatchNorm(model.config.width) for _ in range(2))
+    model.norm = TokenBatchNorm(model.config.width)  # type: ignore[assignment]
+
+
 VARIANTS: dict[str, Callable[[ViT], None]] = {
     "torch": _attention(lambda ours: TorchAttention(ours, batch_first=True)),
     "torch-batch": _attention(lambda ours: TorchAttention(ours, batch_first=False)),
@@ -108,6 +182,12 @@ VARIANTS: dict[str, Callable[[ViT], None]] = {
     "scale-none": _attention(lambda ours: MisscaledAttention(ours, inside=True, scaled=False)),
     "linear-patches": _patches(linear=True),
     "conv-patches": _patches(linear=False),
+    "positions-each": _positions(shared=False),
+    "positions-shared": _positions(shared=True),
+    "positions-beside": _beside,
+    "fixed-token": _fixed_token,
+    "first-patch": _first_patch,
+    "batch-norm": _batch_norm,
 }
 
 

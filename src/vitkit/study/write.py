@@ -61,6 +61,13 @@ def as_json(result: Result) -> Record:
         arms.append(arm)
     words: Record = {"study": study.name, "question": study.question, "claim": study.claim, "held_equal": study.fair}
     words |= {"compared_with": study.reference, "doubts": result.doubts}
+    about = study.compared([row.name for row in table.rows])
+    words |= {
+        "headline": result.finding.headline,
+        "agreement": result.agreement,
+        "contrast": list(about),
+        "effect_by_seed": study.effects(table),
+    }
     return {**words, "finding": list(result.finding.sentences), **asdict(result.context), "arms": arms}
 
 
@@ -76,27 +83,50 @@ def as_markdown(result: Result) -> str:
     study, context = result.study, result.context
     data = context.data
     doubts = [f"**{sentence(doubt)}**" for doubt in result.doubts]
-    lines = [f"# {study.name}: {study.question}", "", *result.finding.sentences, *doubts, ""]
-    lines += [f"![{alternative(result)}]({study.name}.png)", "", *table_lines(result.table, study.reference)]
-    lines += ["", f"The claim: {study.claim}. Held equal: {study.fair}."]
+    lines = [f"# {study.name}: {study.question}", "", f"The claim: {study.claim}.", ""]
+    lines += [f"![{alternative(result)}]({study.name}.png)", "", " ".join([*result.finding.sentences, *doubts]), ""]
+    lines += [sentence(_sure(result)), "", sentence(_unlike_the_paper(result)), ""]
+    lines += [*table_lines(result.table, study.reference), "", f"Held equal: {study.fair}."]
     if edge := ", ".join(row.name for row in result.table.rows if row.at_edge):
         lines += ["", f"The best learning rate was the smallest or the largest that is tried (*) for: {edge}."]
-    lines += ["", sentence(_sure(result))]
     counts = f"{data['train']:,} training, {data['val']:,} validation and {data['test']:,} test images"
-    trained = f"{context.steps:,} steps of {context.batch} images, {context.seeds} seeds; learning rates chosen on the "
-    trained += "validation images in trainings of a third of the length, until both neighbours of the best are worse."
+    trained = f"{context.steps:,} steps of {context.batch} images, {_seeds(result)}; learning rates chosen on the "
+    trained += "validation images in trainings of a sixth of the length (of half, where they follow another one; "
+    trained += "pre-training by its own loss), until both neighbours of the best are worse."
     took = f"{context.training_seconds / 60:.1f} minutes of processor time."
     lines += ["", f"Data: {data['name']}, {counts} of {data['side']} pixels. Each training: {trained}"]
     lines += ["", f"Made with `{context.command}` on {context.machine}: {took}", ""]
     return "\n".join(lines)
 
 
+def _unlike_the_paper(result: Result) -> str:
+    """Sizes, which are the first suspects when a result is another one."""
+    params = [row.params for row in result.table.rows]
+    seen, data = max(row.images for row in result.table.rows), result.context.data
+    ours = f"{min(params):,} to {max(params):,} parameters and up to {seen:,} images of {data['side']} pixels, each of "
+    ours += f"{data['train']:,} about {seen / max(1, int(data['train'])):.0f} times"
+    theirs = (
+        "the paper's models have 86 to 632 million and see up to 300 million images of 224 pixels, each 7 to 14 times"
+    )
+    return f"how it differs from the paper: {ours}; {theirs}"
+
+
+def _seeds(result: Result) -> str:
+    seeds, others = result.context.seeds, result.study.others
+    return f"{seeds} seeds" + (f" of what is compared and {others} of the other arms" if 0 < others < seeds else "")
+
+
 def _sure(result: Result) -> str:
     context, sought = result.context, result.study.sought
     lengths = {True: "twice as long a training gains less than a point", None: "the length was set by hand"}
-    length = lengths.get(context.plateau, "the length is what the budget bought")
-    seen = "one seed has no spread" if context.power is None else f"{sought} is seen with {context.power:.0%} power"
-    return f"how sure: {seen} ({context.seeds} seeds); {length}"
+    length = lengths.get(context.plateau, "the length is what the budget bought, and longer trainings still gain")
+    if context.power is None:
+        seen = "one seed has no spread"
+    elif result.gap.covers_zero:
+        seen = f"{sought} is seen with {context.power:.0%} power ({context.seeds} seeds)"
+    else:
+        seen = f"the 95% interval of what is looked for, {sought}, excludes zero ({context.seeds} seeds)"
+    return f"how sure: {seen}; {length}"
 
 
 def table_lines(table: Table, reference: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""Attention: mistakes in published code (`attention-bug`, `scale-in-softmax`), and how far `heads` look."""
+"""Attention: mistakes in published code (`attention-bug`, `scale-in-softmax`), and how far it looks (`heads`,
+`attention-distance`)."""
 
 from __future__ import annotations
 
@@ -27,11 +28,16 @@ class AttentionBug(Study):
     name = "attention-bug"
     question = "Why does PyTorch's nn.MultiheadAttention seem to train badly?"
     varies = "batch_first False and True, the detach cure, ours; mean pooling and class token"
-    claim = "an article blames the module, and finds that keeping the graph of key or value alone cures it"
+    claim = (
+        "with its default batch_first=False the images of a batch see each other, so the model fails when they are "
+        "asked one by one; an article blames the module instead, and thinks that keeping the graph of key or value "
+        "alone cures it"
+    )
     fair = f"{SAME_START}; one learning rate, that of ours"
     reference = OURS
-    effect, contrast, data = 0.05, (FALSE, TRUE), "mnist"
+    effect, contrast, data = 0.05, (FALSE, TRUE), "mnist@28/4"
     curves = True
+    expected = -1
 
     def arms(self, s: Setting) -> list[Arm]:
         mean, cls = s.vit(pooling="mean", class_token=False), s.vit()
@@ -74,6 +80,10 @@ class AttentionBug(Study):
         upper.set_ylim(bottom=0)
         alone = [f"{row.name}\n{_share(table, row.name, 'alone'):.1%} one by one" for row in table.rows]
         dots(lower, table.rows, alone, [0, 1, 2, 3, 3, 3, 0, 4])
+        for place, row in enumerate(table.rows):
+            single = 100 * row.measured("alone")
+            lower.scatter(single, [place] * len(single), s=26, marker="x", color=COLOURS[4], zorder=5)
+        lower.set(xlim=(0, 100.4), xlabel="test accuracy, % (dots: in batches; crosses: one by one)")
         lower.tick_params(axis="y", labelsize=8)
         legend_above(figure, upper, 2)
         return figure
@@ -87,6 +97,7 @@ class Scale(Study):
     fair = SAME_START
     reference = RIGHT
     contrast = (AFTER, RIGHT)
+    expected = -1
 
     def arms(self, s: Setting) -> list[Arm]:
         kinds = {RIGHT: "", AFTER: "scale-after", WIDTH: "scale-width", NONE: "scale-none"}
@@ -116,7 +127,8 @@ class Heads(Study):
     claim = "in the lowest layers near and far heads stand side by side; deeper ones look far"
     fair = "one model, several seeds; distance over 256 test images"
     reference = "trained"
-    effect, contrast, sought, data = 1.0, ("trained",), "a pixel between the first and the last layer", "cifar10"
+    effect, contrast, sought, data = 1.0, ("trained",), "a pixel between the first and the last layer", "cifar10@32/4"
+    expected = 1
 
     def arms(self, s: Setting) -> list[Arm]:
         config = s.vit(patch_size={8: 1, 28: 4}.get(s.side, 4), depth=6)
@@ -165,6 +177,57 @@ class Heads(Study):
         baseline(axes, table["trained"].measured("even")[0], "even attention")
         words = {"xlabel": "layer (dots: every head of every seed)", "ylabel": "attention distance, pixels"}
         axes.set(**words, ylim=(0, None))
+        axes.grid(axis="y")
+        legend_above(figure, axes, 2)
+        return figure
+
+
+class AttentionDistance(Study):
+    name = "attention-distance"
+    question = "Does attention reach farther with depth, and how does a CNN compare?"
+    varies = (
+        "attention distance over the layers of a trained deep ViT, and what the stages of a trained ResNet depend on"
+    )
+    claim = "attention distance grows with depth (figures 7 and 11); a CNN's receptive field does so by construction"
+    fair = "the same steps, images and order; distance over 256 test images, the ResNet's by gradients over 64"
+    effect, sought, data = 0.5, "half a pixel between the first and the last third of the layers", "cifar10@32/4"
+    contrast = ("ViT",)
+    expected = 1
+
+    def arms(self, s: Setting) -> list[Arm]:
+        vit = s.vit(patch_size={8: 1, 16: 2}.get(s.side, 4), depth=9)
+        return [Arm("ViT", vit, measure="reach"), Arm("ResNet", s.resnet(), measure="reach")]
+
+    def effects(self, table: Table) -> list[float]:
+        """Mean distance of the last third of the layers minus that of the first, in pixels."""
+        by_layer = table["ViT"].measured("distance").mean(axis=2)  # seeds x layers
+        third = max(1, by_layer.shape[1] // 3)
+        found: list[float] = (by_layer[:, -third:].mean(axis=1) - by_layer[:, :third].mean(axis=1)).tolist()
+        return found
+
+    def find(self, table: Table) -> Finding:
+        grown, by_layer = interval(self.effects(table)), table["ViT"].measured("distance").mean(axis=(0, 2))
+        stages = table["ResNet"].measured("distance").mean(axis=(0, 2))
+        headline = "Open whether deeper layers look farther"
+        tail = f"it is open which third looks farther ({grown.mean:+.1f} pixels, {spread(grown, 1)})"
+        if more := direction(grown, "farther", "less far"):
+            headline = f"The last third of the layers looks {abs(grown.mean):.1f} pixels {more} than the first"
+            tail = f"the last third looks {abs(grown.mean):.1f} pixels {more} than the first ({spread(grown, 1)})"
+        first = f"from the first layer to the last, attention reaches {by_layer[0]:.1f} to {by_layer[-1]:.1f} pixels; "
+        first += f"{tail}, {verdict(grown, 1)}"
+        second = f"the stages of a ResNet depend on pixels {', '.join(f'{far:.1f}' for far in stages)} away"
+        return Finding(headline, first, second)
+
+    def draw(self, table: Table) -> Figure:
+        figure = new_figure(3.4)
+        axes = figure.subplots()
+        for number, (arm, marker) in enumerate((("ViT", "o"), ("ResNet", "s"))):
+            values = table[arm].measured("distance").mean(axis=2)  # seeds x layers or stages
+            depth = np.linspace(0, 1, values.shape[1])
+            axes.plot(depth, values.mean(axis=0), color=COLOURS[number], marker=marker, linewidth=1.8, label=arm)
+            axes.plot(depth, values.T, color=COLOURS[number], linewidth=0.6, alpha=0.5)
+        axes.set(xlabel="depth (thin lines: seeds)", ylabel="distance, pixels", ylim=(0, None))
+        axes.set_xticks([0, 0.5, 1], ["first", "middle", "last"])
         axes.grid(axis="y")
         legend_above(figure, axes, 2)
         return figure

@@ -9,6 +9,7 @@ from vitkit.study.table import ROW, Arm, Finding, Row, Setting, Study, Table, do
 
 KINDS = {"none": "none", "1-D learned": "learned", "2-D learned": "learned-2d"}
 KINDS |= {"relative": "relative", "sin-cos": "sincos-2d", "RoPE": "rope-2d"}
+WHERE = {"every block, own tables": "positions-each", "every block, one table": "positions-shared"}
 DEPTHS = (1, 2, 3, 7)
 RATES = (0.0, 0.1, 0.3)  # of dropout
 SHARES = {"1/16": 1 / 16, "all": 1.0}
@@ -16,25 +17,43 @@ SHARES = {"1/16": 1 / 16, "all": 1.0}
 
 class Positions(Study):
     name = "positions"
-    question = "Do position encodings matter, and which?"
-    varies = "none, 1-D, 2-D, relative, sin-cos, RoPE"
-    claim = "none is worse, the kinds are alike"
+    question = "Do position encodings matter, which, and where?"
+    varies = "none, 1-D, 2-D, relative, sin-cos, RoPE; learned ones before every block; with augmentation"
+    claim = "none is worse, the kinds are alike, and where they are added does not matter (table 8)"
     reference = "1-D learned"
     contrast = ("none", "1-D learned")
+    expected = -1
 
     def arms(self, s: Setting) -> list[Arm]:
-        return [Arm(name, s.vit(positions=kind)) for name, kind in KINDS.items()]
+        bare = s.vit(positions="none")
+        where = [Arm(name, bare, variant) for name, variant in WHERE.items()]
+        varied = [
+            Arm(f"{name}, augmented", s.vit(positions=KINDS[name]), augment="light") for name in ("none", "1-D learned")
+        ]
+        return [*(Arm(name, s.vit(positions=kind)) for name, kind in KINDS.items()), *where, *varied]
 
     def find(self, table: Table) -> Finding:
         none = table.gap("none", "1-D learned")
-        kinds = list(KINDS)[1:]
+        varied = table.gap("none, augmented", "1-D learned, augmented")
+        kinds, places = list(KINDS)[1:], ["1-D learned", *WHERE]
         best, worst = table.best(kinds), table.worst(kinds)
         among = table.gap(best, worst, pairs=10)
         paper = "the paper (5-shot ImageNet: 61.4 against 64.2)"
-        first = f"{compare('no position encoding', 'learned 1-D positions', none)}, {verdict(none, -1, paper)}"
+        first = (
+            f"{compare('no position encoding', 'learned 1-D positions', none)}, {verdict(none, -1, paper)}; with light "
+        )
+        first += f"augmentation {compare('none', 'learned', varied)}"
         second = f"of the five kinds {best} is best and {worst} worst: {compare(best, worst, among)}, "
-        second += verdict(among, 0, "the paper, where they are alike")
+        second += (
+            f"{verdict(among, 0, 'the paper, where they are alike')}; added {_where(table.best(places))} is best and "
+        )
+        second += f"{_where(table.worst(places))} worst: "
+        second += compare("the first", "the second", table.gap(table.best(places), table.worst(places), pairs=3))
         return Finding(f"Leaving positions out: {gained(none)}", first, second)
+
+
+def _where(name: str) -> str:
+    return "to the patches alone" if name == "1-D learned" else f"before {name}"
 
 
 class Pooling(Study):
@@ -77,6 +96,7 @@ class DepthWidth(Study):
     claim = "depth helps more than width, with diminishing returns"
     fair = "equal multiply-adds per image within a tenth, the same steps, images and order"
     reference = "3 x 48"
+    expected = -1
 
     def arms(self, s: Setting) -> list[Arm]:
         goal = _macs(s.vit())
@@ -108,6 +128,7 @@ class Dropout(Study):
     claim = "the paper drops 0.1 when it trains on ImageNet alone, and nothing on larger sets"
     reference = "0, all"
     effect, contrast, slowest = 0.01, ("0.1, 1/16", "0, 1/16"), "0, all"
+    expected = 1
 
     def arms(self, s: Setting) -> list[Arm]:
         return [

@@ -22,6 +22,7 @@ class PatchSize(Study):
     varies = "patches from coarse to fine at fixed width"
     claim = "smaller patches give more tokens, more cost and more accuracy"
     fair = "the same steps, images and order; the cost differs and is the point"
+    expected = 1
 
     def arms(self, s: Setting) -> list[Arm]:
         sizes = {8: (1, 2, 4, 8), 28: (2, 4, 7, 14)}.get(s.side, (2, 4, 8, 16))
@@ -55,6 +56,7 @@ class PatchSize(Study):
                 axes, place, mean, words, left=means[0] > means[-1]
             )  # the first has most tokens, and lies on the right
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.margins(x=0.2)
         axes.set_xlabel("million multiply-adds per image (logarithmic)")
         return figure
@@ -76,6 +78,7 @@ class PatchEmbed(Study):
     reference = CONV
     contrast = (STEM, CONV)
     curves = True
+    expected = 1
 
     def arms(self, s: Setting) -> list[Arm]:
         linear = Arm(LINEAR, s.vit(), "linear-patches", rate_of=CONV)
@@ -105,6 +108,7 @@ class PatchEmbed(Study):
         for seed in _apart(table):
             middle.plot(np.arange(1, len(seed) + 1), np.maximum(seed, 1e-9), color=COLOURS[3], linewidth=0.8, alpha=0.8)
         middle.set(yscale="log", ylabel="|linear - conv|", xlabel="step (one line per seed)")
+        middle.yaxis.set_major_formatter("{x:g}")
         middle.grid(axis="y")
         dots(lower, table.rows, groups=[0, 1, 2])
         legend_above(figure, upper, 3)
@@ -118,7 +122,8 @@ class Resolution(Study):
     claim = "fine-tuning on more pixels than in pre-training helps; positions are resized in 2-D"
     fair = "the same steps of fine-tuning, a quarter of the training; from scratch gets both; more pixels cost more"
     reference = "small images again"
-    effect, contrast, data = 0.01, (METHODS[0], "small images again"), "cifar10"
+    effect, contrast, data = 0.01, (METHODS[0], "small images again"), "cifar10@32/4"
+    expected = 1
 
     def arms(self, s: Setting) -> list[Arm]:
         low, high, patch = {8: (6, 8, 2), 28: (20, 28, 4)}.get(s.side, (20, 32, 4))

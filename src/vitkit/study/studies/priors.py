@@ -1,17 +1,22 @@
-"""What a CNN knows before it has seen anything: `data-size` and `shift`."""
+"""What a CNN knows before it has seen anything: `data-size`, `scaling` and `shift`."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from vitkit.figures.panels import legend_above
-from vitkit.figures.style import Figure, new_figure
-from vitkit.model.config import AnyConfig
+from vitkit.figures.style import COLOURS, Figure, new_figure
+from vitkit.model.config import AnyConfig, StemConfig
 from vitkit.study.numbers import compare, difference, direction, gained, interval, points, spread, verdict
-from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, lines
+from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, lines, log_ticks
 
 SHARES = {"1/32": 1 / 32, "1/8": 1 / 8, "1/2": 1 / 2, "all": 1.0}
 MODELS = ("ViT", "hybrid", "ResNet")
+PRETRAINED = "pre-trained ViT"
+TASK = "masked-patch:colour"  # the paper's own
+WIDTHS = (24, 48, 96)  # of the ViTs of `scaling`
 
 
 def _models(s: Setting) -> dict[str, AnyConfig]:
@@ -21,23 +26,29 @@ def _models(s: Setting) -> dict[str, AnyConfig]:
 class DataSize(Study):
     name = "data-size"
     question = "Does a ViT need more data than a CNN?"
-    varies = "ViT, hybrid and ResNet over 1/32 to all of the images"
+    varies = "ViT, hybrid, ResNet and a ViT pre-trained without labels, over 1/32 to all of the images"
     claim = "lacking a CNN's priors (locality, translation equivariance), a ViT loses on few images, but not on many"
     fair = "equal multiply-adds per image within a tenth, the same steps, the same images in the same order"
     reference = "ResNet, all"
-    effect, contrast, slowest = 0.03, ("ViT, 1/32", "ResNet, 1/32"), "ViT, all"
+    effect, contrast, slowest, data = 0.03, ("ViT, 1/32", "ResNet, 1/32"), "ViT, all", "cifar10@16"
+    expected = -1
 
     def arms(self, s: Setting) -> list[Arm]:
-        return [
-            Arm(f"{kind}, {label}", config, share=share, tags={"model": kind, "share": label})
-            for kind, config in _models(s).items()
-            for label, share in SHARES.items()
+        before = Arm("before", s.vit(classes=0), task=TASK, tags={"kind": "before"})
+        kinds = [(kind, config, None) for kind, config in _models(s).items()] + [(PRETRAINED, s.vit(), before)]
+        arms = [
+            Arm(f"{k}, {n}", c, share=share, measure="fewshot", before=b, tags={"model": k, "share": n})
+            for k, c, b in kinds
+            for n, share in SHARES.items()
         ]
+        return [before, *arms]
 
     def find(self, table: Table) -> Finding:
         few, all_ = table.gap("ViT, 1/32", "ResNet, 1/32"), table.gap("ViT, all", "ResNet, all")
         by_share = (np.array([table[f"{m}, {n}"].accuracy for n in ("all", "1/32")]) for m in ("ViT", "ResNet"))
         change = difference(*np.subtract(*by_share).tolist())  # of the gap, from the fewest images to all of them
+        before = table.gap(f"{PRETRAINED}, 1/32", "ViT, 1/32")
+        shots = ", ".join(f"{m} {table[f'{m}, all'].measured('fewshot').mean():.1%}" for m in (*MODELS, PRETRAINED))
         ends = [gained(gap, less="-", more="+") for gap in (few, all_)]
         headline = f"ViT against ResNet, 1/32 of the data: {ends[0]}; all: {ends[1]}"
         tail = f"no change of the gap is seen from the smallest to the largest set ({spread(change, unit=' points')})"
@@ -45,6 +56,10 @@ class DataSize(Study):
             tail = f"from the smallest to the largest set the ViT {word} the ResNet by {points(change.mean)} points "
             tail += f"({spread(change)})"
         first = f"with 1/32 of the images {compare('the ViT', 'the ResNet', few)}, {verdict(few, -1)}"
+        first += (
+            f"; pre-training without labels on all images: {compare('it', 'none', before)}; by five images of each "
+        )
+        first += f"class and ridge regression on the features: {shots}"
         second = f"with all of them {compare('the ViT', 'the ResNet', all_)}; {tail}, {verdict(change, 1)}"
         return Finding(headline, first, second)
 
@@ -52,11 +67,67 @@ class DataSize(Study):
         figure = new_figure(3.4)
         axes = figure.subplots()
         x = [max(table.count("classes"), round(table.count("train") * share)) for share in SHARES.values()]
-        lines(axes, x, {kind: accuracies([table[f"{kind}, {label}"] for label in SHARES]) for kind in MODELS})
-        axes.set_xscale("log")
-        axes.set_xticks(x, [f"{n:,}\n({label})" for n, label in zip(x, SHARES, strict=True)])
-        axes.minorticks_off()
-        axes.set_xlabel("training images (share of the set)")
+        lines(axes, x, {k: accuracies([table[f"{k}, {n}"] for n in SHARES]) for k in (*MODELS, PRETRAINED)})
+        log_ticks(axes, x, [f"{n:,}\n({label})" for n, label in zip(x, SHARES, strict=True)])
+        axes.set_xlabel("labelled training images (share of the set)")
+        legend_above(figure, axes, 2)
+        return figure
+
+
+def _scaled(stem: StemConfig, share: float) -> StemConfig:
+    """So much wider; where it cannot be narrower than it is, with one block in each stage."""
+    width = round(share * stem.width)
+    layers = (1,) * len(stem.layers) if width % 4 else stem.layers
+    return replace(stem, width=max(4, width), layers=layers)
+
+
+class Scaling(Study):
+    name = "scaling"
+    question = "What does more compute bring to a ViT, a hybrid and a ResNet?"
+    varies = "three sizes of each, about 4 and 16 times the multiply-adds of the smallest"
+    claim = "ViTs use compute better than ResNets, hybrids are ahead of ViTs when small; nothing saturates (figure 5)"
+    fair = "the same steps, images and order for all; multiply-adds of the three kinds alike at each size"
+    reference = "ViT, M"
+    effect, contrast, slowest = 0.02, ("hybrid, S", "ViT, S"), "ViT, L"
+    expected = 1
+
+    def arms(self, s: Setting) -> list[Arm]:
+        hybrid, resnet, arms = s.hybrid(), s.resnet(), list[Arm]()
+        assert isinstance(hybrid.stem, StemConfig)
+        for label, width in zip("SML", WIDTHS, strict=True):
+            share = width / WIDTHS[1]
+            wide = round(share * hybrid.width / 4) * 4
+            stems = [_scaled(stem, share) for stem in (hybrid.stem, resnet.stem)]
+            models: dict[str, AnyConfig] = {"ViT": s.vit(width=width)}
+            models["hybrid"] = hybrid.replace(width=wide, mlp_width=4 * wide, stem=stems[0])
+            models["ResNet"] = resnet.replace(stem=stems[1])
+            arms += [Arm(f"{kind}, {label}", config, tags={"model": kind}) for kind, config in models.items()]
+        return arms
+
+    def find(self, table: Table) -> Finding:
+        small, large = (table.gap(f"hybrid, {n}", f"ViT, {n}") for n in "SL")
+        grown = {kind: table.gap(f"{kind}, L", f"{kind}, S") for kind in MODELS}
+        first = f"small, {compare('the hybrid', 'the ViT', small)}, {verdict(small, 1)}; large, "
+        first += compare("the hybrid", "the ViT", large)
+        cost = table["ViT, L"].macs / max(1, table["ViT, S"].macs)
+        words = (compare(f"the large {kind}", "the small one", gap) for kind, gap in grown.items())
+        second = f"with {cost:.0f} times the multiply-adds {'; '.join(words)}"
+        return Finding(f"{cost:.0f} times the compute, ViT: {gained(grown['ViT'])}", first, second)
+
+    def draw(self, table: Table) -> Figure:
+        figure = new_figure(3.4)
+        axes = figure.subplots()
+        for number, kind in enumerate(MODELS):
+            rows = table.where(model=kind)
+            means = [row.mean for row in rows]
+            x, half = [row.macs / 1e6 for row in rows], [100 * m.half if m.known else 0.0 for m in means]
+            drawn = axes.errorbar(
+                x, [100 * m.mean for m in means], half, color=COLOURS[number], label=kind, linewidth=1.8
+            )
+            drawn.lines[0].set(marker="os^"[number], markersize=4.5)
+        axes.set(xscale="log", xlabel="million multiply-adds per image (logarithmic)", ylabel="test accuracy, %")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.grid(axis="y")
         legend_above(figure, axes, 3)
         return figure
 
@@ -81,6 +152,7 @@ class Shift(Study):
     fair = "equal multiply-adds per image within a tenth, the same steps and images, nothing moved in training"
     reference = "ResNet"
     effect, contrast = 0.03, ("ViT", "ResNet")
+    expected = 1
 
     def arms(self, s: Setting) -> list[Arm]:
         return [Arm(kind, config, measure="shift") for kind, config in _models(s).items()]
