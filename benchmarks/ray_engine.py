@@ -3,9 +3,10 @@
     python benchmarks/ray_engine.py              # 20,000 small images, three rounds of each, then one with kills
     python benchmarks/ray_engine.py --quick      # 2,000 images, one round
 
-The two take turns, each round beginning with the other. `images_per_second` is that of the work itself: images after
-the first finished piece, over the time from that piece to the last. `seconds` is the whole command, with the start of
-Python and, for Ray, of its own processes. In the last round two workers of Ray are killed (SIGKILL) on the way.
+Two models: ViT-Ti/8, and one so small that little but the engine itself is measured. The two engines take turns, each
+round beginning with the other. `images_per_second` is that of the work itself: images after the first finished piece,
+over the time from that piece to the last. `seconds` is the whole command, with the start of Python and, for Ray, of
+its own processes. In the last round two workers of Ray are killed (SIGKILL) on the way.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ from harness import machine, save, table
 
 BATCH = 64
 WORKERS = 2
+MODELS = {
+    "ViT-Ti/8": {"width": 192, "depth": 12, "heads": 3, "mlp_width": 768},
+    "4 layers of 96": {"width": 96, "depth": 4, "heads": 3, "mlp_width": 384},
+}
 
 
-def stage(folder: Path, count: int) -> None:
+def stage(folder: Path, count: int, sizes: dict[str, int]) -> None:
     import vitkit
     from vitkit.model.config import ViTConfig
 
     torch.manual_seed(0)
-    config = ViTConfig(image_size=32, patch_size=8, width=96, depth=4, heads=3, mlp_width=384, classes=10)
+    config = ViTConfig(image_size=32, patch_size=8, classes=10, **sizes)
     names = tuple(f"class {i}" for i in range(10))
     model = vitkit.create(config)
     with torch.no_grad():
@@ -109,30 +114,37 @@ def main() -> None:
     parser.add_argument("--save", type=Path)
     args = parser.parse_args()
     count, rounds = (2_000, 1) if args.quick else (20_000, args.rounds)
-    about, rows = machine(), []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        stage(folder, count)
+    about, rows = machine(), list[dict[str, Any]]()
+    about |= {"images": count, "workers": WORKERS, "ray": __import__("ray").__version__}
+    for name, sizes in MODELS.items():
+        rows += [{"model": name, **row} for row in measured(count, rounds, sizes)]
+        ratios = [rate(rows, name, "ray", n) / rate(rows, name, "torchrun", n) for n in range(rounds)]
+        about |= {f"ratios, {name}": [round(r, 3) for r in ratios]}
+        about |= {f"median ratio, {name}": round(statistics.median(ratios), 3)}
+        print(table(rows), f"\nray / torchrun, {name}: {about[f'ratios, {name}']}", flush=True)
+    save("ray", args.save, about, rows, args.quick)
+
+
+def rate(rows: list[dict[str, Any]], model: str, system: str, number: int) -> float:
+    wanted = (model, system, number)
+    return next(float(r["images_per_second"]) for r in rows if (r["model"], r["system"], r["round"]) == wanted)
+
+
+def measured(count: int, rounds: int, sizes: dict[str, int]) -> list[dict[str, Any]]:
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        stage(folder, count, sizes)
         run("plain", folder, folder / "plain.parquet")
         expected = (folder / "plain.parquet").read_bytes()
         for number in range(rounds):
             for system in ("torchrun", "ray") if number % 2 else ("ray", "torchrun"):
-                rows.append(
-                    checked(run(system, folder, folder / f"{system}-{number}.parquet"), folder, number, expected)
-                )
+                row = run(system, folder, folder / f"{system}-{number}.parquet")
+                rows.append(checked(row, folder, number, expected))
                 print(rows[-1], flush=True)
         kills = run("ray", folder, folder / "ray-killed.parquet", (0.2, 0.5), count) | {"system": "ray, killed"}
         rows.append(checked(kills, folder, "killed", expected))
-    best = {s: statistics.median(r["images_per_second"] for r in rows if r["system"] == s) for s in ("torchrun", "ray")}
-    ratios = [
-        next(r["images_per_second"] for r in rows if (r["system"], r["round"]) == ("ray", n))
-        / next(r["images_per_second"] for r in rows if (r["system"], r["round"]) == ("torchrun", n))
-        for n in range(rounds)
-    ]
-    about |= {"images": count, "workers": WORKERS, "ray": __import__("ray").__version__}
-    about |= {"ratio_of_medians": round(best["ray"] / best["torchrun"], 3), "ratios": [round(r, 3) for r in ratios]}
-    print(table(rows), f"\nray / torchrun: {about['ratio_of_medians']}, by round {about['ratios']}")
-    save("ray", args.save, about, rows, args.quick)
+    return rows
 
 
 def checked(row: dict[str, Any], folder: Path, number: int | str, expected: bytes) -> dict[str, Any]:

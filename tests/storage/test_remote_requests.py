@@ -8,7 +8,7 @@ import pytest
 
 from vitkit.errors import MissingPackage, NotThere, StorageError
 from vitkit.storage import remote
-from vitkit.storage.remote import Stat, fetch, read, stat
+from vitkit.storage.remote import Stat, fetch, read, repeated, stat
 
 CONTENT = bytes(range(256)) * 40
 
@@ -94,6 +94,25 @@ def test_what_will_not_pass_is_told_at_once(serve: Callable[[Flaky], Flaky], err
     with pytest.raises(StorageError, match=words):
         read("s3://b/x")
     assert store.requests == 1
+
+
+def test_a_place_that_is_not_there_cannot_be_written_to() -> None:
+    """So answer Azure and Google, where S3 says NoSuchBucket: it is the container that is missing, not the file."""
+
+    def put() -> None:
+        raise FileNotFoundError("az://b/x")
+
+    with pytest.raises(StorageError, match="there is no bucket or container az://b to write to; check its name"):
+        repeated("az://b/x", put, "write")
+
+
+def test_an_answer_of_many_lines_becomes_one(serve: Callable[[Flaky], Flaky]) -> None:
+    error = coded("400")
+    error.args = ("first\n  <Message>\nlast",)
+    serve(Flaky(error))
+    with pytest.raises(StorageError) as caught:
+        read("s3://b/x")
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_not_there_is_also_an_os_error(serve: Callable[[Flaky], Flaky]) -> None:

@@ -23,12 +23,13 @@ from vitkit.errors import DataError, VitkitError
 from vitkit.prediction import Job, Opened
 from vitkit.prediction.job import Engine
 from vitkit.progress import Progress
-from vitkit.ray.cluster import Cluster, connected, here, join_driver, reason_of, versions
+from vitkit.ray.cluster import Cluster, connected, here, join_driver, keep_memory, reason_of, versions
 
 RETRIES = 5  # how often a worker that died is started again, and its work repeated
 _TRIES = ".tries"
-_SHARES, _FEWEST = 64, 8  # tasks for each actor, at most and at least: the last ones end at about the same time
-_PIECES = 8  # in a task, where that leaves enough of them: each costs Ray a moment
+_TASKS = 64  # for each actor, at about
+_PIECES = 8  # in a task, at least, while there are many left: each task costs Ray a moment
+_WAITING = 2  # tasks that an actor has at once, the one it does among them
 
 Open = Callable[[], Opened]
 Numbers = dict[str, np.ndarray]
@@ -65,15 +66,13 @@ def _finished(open_model: Open, cluster: Cluster, job: Job, todo: list[int]) -> 
     for tried in job.folder.glob(f"*{_TRIES}"):  # by a command that was stopped
         tried.unlink(missing_ok=True)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    each = max(_FEWEST, min(_SHARES, len(todo) // (_PIECES * cluster.processes)))
-    shares = min(len(todo), each * cluster.processes)
     about = (ray.put(job.without_model()), open_model, os.getcwd(), versions(), RETRIES)
-    pieces = ray.data.from_numpy(np.array_split(np.array(todo), shares))
+    pieces = ray.data.from_numpy(tasks(todo, cluster.processes))
     done = pieces.map_batches(
         Worker,
         fn_constructor_args=about,
         batch_size=None,
-        compute=ray.data.ActorPoolStrategy(size=cluster.processes),
+        compute=ray.data.ActorPoolStrategy(size=cluster.processes, max_tasks_in_flight_per_actor=_WAITING),
         num_cpus=1,
         num_gpus=1 if cluster.gpus else 0,
     )
@@ -83,6 +82,16 @@ def _finished(open_model: Open, cluster: Cluster, job: Job, todo: list[int]) -> 
         yield int(row["piece"])
 
 
+def tasks(todo: list[int], actors: int) -> list[np.ndarray]:
+    """Pieces that go to an actor together: fewer and fewer of them, so that all actors end at about the same time."""
+    most, found, done = max(_PIECES, len(todo) // (_TASKS * actors)), list[np.ndarray](), 0
+    while done < len(todo):
+        size = max(1, min(most, (len(todo) - done) // (2 * _WAITING * actors)))
+        found.append(np.array(todo[done : done + size]))
+        done += size
+    return found
+
+
 class Worker:
     """An actor: one model, one piece after the other. What is wrong travels as words, whole and without a traceback."""
 
@@ -90,6 +99,7 @@ class Worker:
         self.error, self.retries = "", retries
         try:
             join_driver(folder, wanted)
+            keep_memory()
             light: Job = ray.get(job)
             light.check_shared(here())
             begun = light.folder / f"model{_TRIES}"

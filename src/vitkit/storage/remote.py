@@ -132,12 +132,16 @@ def repeated(url: str, work: Callable[[], T], doing: str = "read") -> T:
             last = e
         if attempt + 1 < ATTEMPTS:
             time.sleep(random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt)))
-    why = " ".join(str(last).split())[:300] or type(last).__name__
+    why = _one_line(last)
     action = "check the network and the server, then repeat the command; with --resume nothing that is done is lost"
     raise StorageError(f"{url} could not be {_DONE[doing]} in {ATTEMPTS} attempts ({why}); {action}") from last
 
 
 _DONE = {"read": "read", "write": "written"}
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _final(url: str, error: Exception, doing: str) -> Exception | None:
@@ -154,11 +158,12 @@ def _final(url: str, error: Exception, doing: str) -> Exception | None:
         right = f"ask for the right to {doing} it, or check the credentials: {login}"
         return StorageError(f"permission to {doing} {url} was denied; {right}")
     if isinstance(error, FileNotFoundError) or code in ("404", "NoSuchKey"):
-        return not_there(url)
+        missing = StorageError(f"there is no bucket or container {place} to write to; check its name, or create it")
+        return missing if doing == "write" else not_there(url)
     if isinstance(error, NotImplementedError):
         return StorageError(f"{scheme_of(url)}:// cannot {doing} {url}; choose s3://, gs:// or az://, or a local path")
     if code.isdecimal() and 400 <= int(code) < 500 and code not in ("408", "409", "416", "425", "429"):
-        return StorageError(f"{url} was refused with {code} ({error}); check the address")
+        return StorageError(f"{url} was refused with {code} ({_one_line(error)}); check the address")
     return None
 
 
