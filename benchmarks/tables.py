@@ -85,8 +85,8 @@ def reaching(rows: list[dict[str, Any]]) -> Made:
 
 
 def running(rows: list[dict[str, Any]]) -> Made:
-    """The speedup of every runtime over timm, by model and batch size."""
-    timed = [r for r in rows if "batch" in r]  # the others evaluate trained models
+    """The speedup over timm of every runtime that gives the same answers; pareto.py has the others, with accuracies."""
+    timed = [r for r in rows if "batch" in r and not {"int8", "merge"} & set(r["system"].split())]
     cases = list(dict.fromkeys((r["model"], r["batch"]) for r in timed))
     found = {(r["system"], r["model"], r["batch"]): (r["ratio_to_timm"], r["ratio_quartiles"]) for r in timed}
     heads: list[Words] = [("speedup over timm", "相对 timm 的加速比")]
@@ -138,7 +138,7 @@ TABLES: dict[str, tuple[Words, Callable[[list[dict[str, Any]]], Made]]] = {
     "train_step": (("Training step, img/s", "训练吞吐（img/s）"), side_by_side),
     "load": (("Loading a ViT-B/16 checkpoint", "加载 ViT-B/16 检查点"), loading),
     "time_to_accuracy": (("Accuracy reached in a given time", "限定时间内达到的准确率"), reaching),
-    "inference": (("Runtimes, by model and batch size", "各运行时的速度，按模型与批大小"), running),
+    "inference": (("Runtimes in fp32, by model and batch size", "各运行时的 fp32 速度，按模型与批大小"), running),
     "serve": (("Serving under load", "服务的负载测试"), serving),
     "plan": (("`vitkit plan` against measurements", "`vitkit plan` 与实测对比"), planning),
 }
@@ -179,12 +179,12 @@ def about(bench: dict[str, Any], language: int) -> str:
     )
 
 
-def put(text: str, tables: str) -> str:
+def put(text: str, tables: str, begin: str = BEGIN, end: str = END) -> str:
     """A page with the tables between its marks."""
-    if BEGIN not in text or END not in text:
-        raise SystemExit(f"the page has no place for tables; add the lines {BEGIN} and {END}")
-    before, rest = text.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.split(END, 1)[1]}"
+    if begin not in text or end not in text:
+        raise SystemExit(f"the page has no place for tables; add the lines {begin} and {end}")
+    before, rest = text.split(begin, 1)
+    return f"{before}{begin}\n\n{tables}\n\n{end}{rest.split(end, 1)[1]}"
 
 
 def main(root: Path = ROOT, results: Path = RESULTS) -> None:

@@ -1,4 +1,4 @@
-"""Shared by all tests: quiet, deterministic, and one thread per worker when tests run side by side."""
+"""Shared by all tests: quiet, deterministic, and one thread each: training measures how many only where none is set."""
 
 import os
 import sys
@@ -8,8 +8,7 @@ import pytest
 
 hypothesis.settings.register_profile("vitkit", deadline=None, max_examples=25, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("vitkit")
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

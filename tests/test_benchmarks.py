@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -65,3 +66,31 @@ def test_a_peer_is_trained_and_tested(system: str, monkeypatch: pytest.MonkeyPat
 
     row = peer(system, "digits", seconds=1.0, seed=0)
     assert 0 < row["looks"][-1]["test"] <= 1
+
+
+@pytest.mark.slow
+def test_pretraining_is_compared_and_rows_are_not_made_twice(tmp_path: Path) -> None:
+    options = ("--work", str(tmp_path / "work"), "--only", "value,speed")
+    found = run("pretrain.py", tmp_path, *options)
+    assert [row["part"] for row in found["rows"]] == ["speed", "value", "pretrain", "value"]
+    _, scratch, before, after = found["rows"]
+    assert (scratch["method"], after["method"]) == ("scratch", "mae")
+    assert after["seconds"] + before["seconds"] <= after["budget"] * 1.2
+    assert {"knn", "linear", "verdict"} <= before.keys()
+    assert run("pretrain.py", tmp_path, *options)["rows"] == found["rows"]
+
+
+def test_a_share_of_the_labels_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from pretrain import labelled_share
+    from vitkit import open_data
+
+    for number in range(60):
+        folder = tmp_path / "photos" / ("train" if number < 40 else "test") / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+    few = open_data(labelled_share(str(tmp_path / "photos"), 0.25, 0, tmp_path))
+    splits = dict(few.splits)
+    assert splits.pop("test") == 20
+    assert sum(splits.values()) < 15
+    assert few.split("train").classes == ("a", "b")

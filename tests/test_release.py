@@ -103,6 +103,22 @@ def test_tables_of_the_readme_are_those_of_the_results() -> None:
         assert tables.put(text, tables.made(tables.RESULTS, language)) == text, "run `make tables`"
 
 
+def test_the_front_is_what_nothing_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    pareto = load_script(ROOT / "benchmarks" / "pareto.py")
+    rows = [
+        {"ratio_to_timm": r, "accuracy": a} for r, a in [(1.0, 0.8), (1.2, 0.8), (2.0, 0.79), (1.5, 0.7), (3.0, 0.5)]
+    ]
+    found = pareto.front(rows)
+    assert [row["ratio_to_timm"] for row in found] == [1.2, 2.0, 3.0]
+    beaten = [
+        r
+        for r in rows
+        if any(o["ratio_to_timm"] >= r["ratio_to_timm"] and o["accuracy"] >= r["accuracy"] and o != r for o in rows)
+    ]
+    assert [row for row in rows if row not in beaten] == found
+
+
 def test_tables_are_of_one_run(tmp_path: Path) -> None:
     """Only what the last `make bench` measured has a table, under one line about machine, commit and day."""
     tables = load_script(ROOT / "benchmarks" / "tables.py")
