@@ -18,9 +18,11 @@ import vitkit
 from vitkit.figures.tuning import Candidate, draw_tuning
 from vitkit.progress import Progress
 from vitkit.runtime.base import Choice, build, made_up
-from vitkit.runtime.tune import tune
+from vitkit.runtime.tune import images_needed, tune
 from vitkit.runtime.verify import Images
+from vitkit.tasks.paired import kept_on
 
+FEW = 0.05  # a drop that two dozen images can show
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "heads": 2, "mlp_width": 128}
 
 
@@ -110,12 +112,12 @@ def test_what_was_measured_before_a_kill_is_kept(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(module, "images_per_second", counted)
     with pytest.raises(Killed):
-        tune(model, images, kinds=["eager"], seconds=0.0, kept=kept)
+        tune(model, images, max_drop=FEW, kinds=["eager"], seconds=0.0, kept=kept)
     before = json.loads(kept.read_text())["rows"]
     assert len(before) == 2
     monkeypatch.setattr(module, "images_per_second", real)
     notes = Notes()
-    found = tune(model, images, kinds=["eager"], seconds=0.0, kept=kept, progress=notes)
+    found = tune(model, images, max_drop=FEW, kinds=["eager"], seconds=0.0, kept=kept, progress=notes)
     assert sum(", kept]" in line for line in notes.lines) == 2
     assert "measured before" in notes.lines[0]
     assert [row.speed for row in found.rows[:2]] == [row["speed"] for row in before], "measured again"
@@ -124,15 +126,15 @@ def test_what_was_measured_before_a_kill_is_kept(tmp_path: Path, monkeypatch: py
     with torch.no_grad():
         next(model.parameters()).add_(1)
     again = Notes()
-    tune(model, images, kinds=["eager"], seconds=0.0, kept=kept, progress=again)
+    tune(model, images, max_drop=FEW, kinds=["eager"], seconds=0.0, kept=kept, progress=again)
     assert "measured before" not in again.lines[0]
     kept.write_text('{"digest": 3')
-    assert tune(model, images, kinds=["eager"], seconds=0.0, kept=kept).winner.speed
+    assert tune(model, images, max_drop=FEW, kinds=["eager"], seconds=0.0, kept=kept).winner.speed
 
 
 def test_the_estimate_comes_first_and_every_configuration_says_how_far_it_is() -> None:
     notes = Notes()
-    found = tune(small(), Images(made_up(small().config, 24)), kinds=["eager"], seconds=0.0, progress=notes)
+    found = tune(small(), Images(made_up(small().config, 24)), FEW, kinds=["eager"], seconds=0.0, progress=notes)
     measured = [row for row in found.rows if row.ratio is not None and not row.choice.sure]
     for stage in (True, False):  # whole images first, then what computes less
         count = sum(row.choice.reduced != stage for row in measured)
@@ -163,7 +165,7 @@ def test_a_call_counts_as_the_fastest_once_another_was_nearly_as_fast(monkeypatc
 
 
 def test_a_budget_leaves_out_what_does_not_fit() -> None:
-    found = tune(small(), Images(made_up(small().config, 24)), kinds=["eager"], seconds=0.0, budget=1e-9)
+    found = tune(small(), Images(made_up(small().config, 24)), FEW, kinds=["eager"], seconds=0.0, budget=1e-9)
     assert found.winner.choice == Choice(batch_size=8), "the first is always measured, and exact"
     assert [row.problem for row in found.rows[1:]] == ["left out: --budget"] * (len(found.rows) - 1)
 
@@ -173,7 +175,8 @@ def test_a_budget_leaves_out_what_would_end_after_it(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(module._Search, "expected_seconds", lambda self, choice: 0.0 if choice.exact else 500.0)
     notes = Notes()
-    found = tune(small(), Images(made_up(small().config, 24)), kinds=["eager"], seconds=0.0, budget=600, progress=notes)
+    images = Images(made_up(small().config, 24))
+    found = tune(small(), images, FEW, kinds=["eager"], seconds=0.0, budget=600, progress=notes)
     assert {row.choice.exact: row.problem for row in found.rows} == {True: None, False: "left out: --budget"}
     assert any(line.endswith("about 10 min") for line in notes.lines), "no more than the budget"
 
@@ -189,7 +192,7 @@ def test_methods_are_compared_in_a_part_of_a_budget_only(monkeypatch: pytest.Mon
     monkeypatch.setattr("vitkit.runtime.reductions.halved", never)
     monkeypatch.setattr(module._Search, "batch_seconds", 200.0)
     monkeypatch.setattr(module._Search, "expected_seconds", lambda self, choice: 1.0)
-    found = tune(small(), Images(made_up(small().config, 24)), kinds=["eager"], seconds=0.0, budget=600)
+    found = tune(small(), Images(made_up(small().config, 24)), FEW, kinds=["eager"], seconds=0.0, budget=600)
     measured = [row.choice for row in found.rows if row.ratio]
     assert any(choice.merge for choice in measured)
     assert any(choice.scale < 1 for choice in measured)
@@ -216,6 +219,20 @@ def test_what_a_quarter_of_the_images_rules_out_is_not_asked_about_the_others(mo
     found = tune(small(), Images(made_up(small().config, 160)), kinds=["eager"], seconds=0.0, max_drop=0.01)
     assert not found.winner.choice.merge
     assert {count for choice, count in asked.items() if choice.merge} == {40}
+
+
+def test_images_that_cannot_show_a_promise_are_not_asked() -> None:
+    """Of so many images none is lost, and the promise is just kept; of one less it cannot be, whatever they show."""
+    max_drop, notes = 0.01, Notes()
+    needed = images_needed(max_drop)
+    assert kept_on(0, 0, needed - 1, max_drop) < 0.9 <= kept_on(0, 0, needed, max_drop)
+    few, enough = (Images(made_up(small().config, count)) for count in (needed - 1, needed))
+    found = tune(small(), few, max_drop, kinds=["eager"], seconds=0.0, progress=notes)
+    assert all(row.choice.exact for row in found.rows)
+    assert [line for line in notes.lines if f"{needed - 1} images cannot show" in line and f"give {needed} " in line]
+    assert not [line for line in notes.lines if "with a probability" in line]
+    found = tune(small(), enough, max_drop, kinds=["eager"], seconds=0.0)
+    assert any(row.choice.reduced for row in found.rows)
 
 
 def test_tune_draws_all_it_measured(command: Any, tmp_path: Path) -> None:

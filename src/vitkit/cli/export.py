@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from vitkit.runtime.tune import Tuned
 
 _TO_EXPORT, _TO_TUNE = 128, 64  # images to calibrate with
-_FEW = 100  # images
 
 
 @opt.takes_model
@@ -120,7 +119,8 @@ def tune(
         loaded = load_for(model, "auto", device, options, progress)
         source, calibration = _images(data, loaded, progress)
         compared, held = hold_out(images_of(loaded, source, 64 if source is None else images), FEWEST)
-        _note(source, len(compared) + (0 if held is None else len(held)))
+        if source is None:
+            echo("note: no DATA was given: agreement is measured on made-up images; yours tell more", err=True)
         limit = parse_duration(budget) if budget else None
         keeping = (limit, kept_file(model), out is not None, held if source is not None else None)
         found = search(loaded, compared, drop, latency, kinds, calibration, seconds, progress, *keeping)
@@ -150,16 +150,6 @@ def _images(data: str | None, model: VisionModel, progress: Progress) -> tuple[S
         if not Path(data).is_dir():
             raise
         return open_inputs([data], None, progress), None  # images without labels
-
-
-def _note(source: Source | None, count: int) -> None:
-    from vitkit.runtime.tune import FEWEST
-
-    if source is None:
-        echo("note: no DATA was given: agreement is measured on made-up images; yours tell more", err=True)
-    elif count < _FEW:
-        lossy = "too few to choose int8 or merging" if count < FEWEST else f"one of them is {1 / count:.1%}"
-        echo(f"note: {count} images are few: {lossy}", err=True)
 
 
 def _print(found: Tuned) -> None:

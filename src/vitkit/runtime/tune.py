@@ -7,11 +7,13 @@ kept at once (`kept.py`), so that a search which is killed continues where it wa
 
 The promise is about other images: by what was lost and won on these, 200 others must lose no more than `max_drop`
 with a probability of 90%. The drop on these alone would be too good: it is that of the one that looked best on them.
+Where even no loss at all on so few images could not show that, only what computes the same is measured.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -71,6 +73,11 @@ class Tuned:
         return about | ({} if self.confirmed is None else {"confirmed": self.confirmed.to_dict()})
 
 
+def images_needed(max_drop: float) -> int:
+    """So many images can show that a promise is kept, if none of them is lost."""
+    return FEWEST + bisect_left(range(FEWEST, 10_000), True, key=lambda n: kept_on(0, 0, n, max_drop) >= KEPT)
+
+
 def whole_images(kinds: list[str], batch_size: int, calibrated: bool, bf16: bool) -> Iterator[Choice]:
     """Every runtime and precision, nothing reduced."""
     for kind in kinds:
@@ -112,16 +119,20 @@ def tune(
     about |= {"images": digest_of_images(images), "machine": machine(), **versions()}
     about |= {"seconds": seconds, "threads": thread_count(None), "calibrated": calibration is not None}
     about |= {"device": next(model.parameters()).device.type}
-    search = _Search(model, images, calibration, seconds, progress, Kept(kept, about, model), budget, check_all, held)
+    measured = Kept(kept, about, model)
+    search = _Search(model, images, calibration, seconds, progress, measured, max_drop, budget, check_all, held)
     size = 1 if latency else min(_BATCH, len(images))
     kinds = kinds or [name for name, row in RUNTIMES.items() if row.usable()]
     device = next(model.parameters()).device
     whole = list(whole_images(kinds, size, calibration is not None, has_bf16(device)))
-    search.measure_all(whole, min(_FASTEST, len(whole)) * len(plain_reductions(model)[1:]))
-    search.measure_all(search.reduced())
-    if len(images) >= FEWEST and (early := search.early_exits(max_drop)):
-        search.measure_all(early)
-    winner = search.refined(search.first_accurate(max_drop), latency)
+    if search.lossy or check_all:
+        search.measure_all(whole, min(_FASTEST, len(whole)) * len(plain_reductions(model)[1:]))
+        search.measure_all(search.reduced())
+        if search.lossy and (early := search.early_exits()):
+            search.measure_all(early)
+    else:
+        search.measure_all([choice for choice in whole if choice.exact])
+    winner = search.refined(search.first_accurate(), latency)
     labelled = images.labels is not None
     return Tuned(search.rows, winner, images.name, labelled, device.type, len(images), max_drop, search.confirmed)
 
@@ -136,6 +147,7 @@ class _Search:
     seconds: float
     progress: Progress
     kept: Kept
+    max_drop: float
     budget: float | None = None
     check_all: bool = False
     held: Images | None = None
@@ -144,6 +156,19 @@ class _Search:
     answers: dict[Choice, Tensor] = field(default_factory=dict)  # outputs for the images
     opened: tuple[Choice, Runtime] | None = None  # one at a time: each holds all weights
     started: float = field(default_factory=time.perf_counter)
+
+    @cached_property
+    def lossy(self) -> bool:
+        """Whether these images can show that a configuration which changes answers keeps its promise."""
+        labels, have = self.images.labels, len(self.images) + (0 if self.held is None else len(self.held))
+        one_class = self.model.outputs.kind == "classes" and (labels is None or labels.ndim == 1)
+        needed = images_needed(self.max_drop) if one_class else FEWEST
+        if have < needed:
+            self.progress.note(
+                f"{have} images cannot show that no more than {self.max_drop:.2%} is lost: int8, merging and smaller "
+                f"images are not chosen; give {needed} or more, or a larger --max-drop"
+            )
+        return have >= needed
 
     def open(self, choice: Choice) -> Runtime:
         if self.opened is None or self.opened[0] != choice:
@@ -256,7 +281,7 @@ class _Search:
         tried = sorted((one for one in tried if one != Reduction()), key=lambda one: one.scale)
         return [replace(base, merge=one.merge, scale=one.scale) for one, base in product(tried, self.fastest)]
 
-    def early_exits(self, max_drop: float) -> list[Choice]:
+    def early_exits(self) -> list[Choice]:
         """A smaller look first, then, of each precision, the fastest as it is, or with the most merging that may do."""
         truth = self.expected.argmax(-1) if self.images.labels is None else self.images.labels
         measured = [row.choice for row in sorted(self.rows, key=_speedup, reverse=True) if row.ratio]
@@ -264,10 +289,10 @@ class _Search:
             return []
         found = []
         for whole in {choice.precision: choice for choice in reversed(self.fastest)}.values():
-            merged = (c for c in measured if c.merge and replace(c, merge=0) == whole and self.hopeful(c, max_drop))
+            merged = (c for c in measured if c.merge and replace(c, merge=0) == whole and self.hopeful(c))
             for full, scale in product([whole, *islice(merged, 1)], SCALES[1:]):
                 if (small := replace(whole, scale=scale)) in measured:
-                    sure = sure_enough(self.outputs(small), self.outputs(full), truth, _EARLY * max_drop)
+                    sure = sure_enough(self.outputs(small), self.outputs(full), truth, _EARLY * self.max_drop)
                     found += [] if sure is None else [replace(full, scale=scale, sure=sure)]
         return found
 
@@ -284,30 +309,29 @@ class _Search:
         assert row.check is not None
         return row.check
 
-    def first_accurate(self, max_drop: float) -> Row:
-        enough = len(self.images) >= FEWEST
-        usable = [i for i, row in enumerate(self.rows) if row.ratio is not None and (enough or row.choice.exact)]
+    def first_accurate(self) -> Row:
+        usable = [i for i, row in enumerate(self.rows) if row.ratio is not None and (self.lossy or row.choice.exact)]
         for i in sorted(usable, key=lambda i: -_speedup(self.rows[i])):
             row = self.rows[i]
             if self.late() and row.check is None and not row.choice.exact:
                 continue  # what computes the same needs no proof that it is accurate enough
             self.progress.note(f"accuracy of {row.choice.name} ...")
-            if not self.hopeful(row.choice, max_drop):
+            if not self.hopeful(row.choice):
                 continue
-            if self.checked(i).drop <= max_drop + 1e-9 and self.keeps_promise(row.choice, max_drop):
+            if self.checked(i).drop <= self.max_drop + 1e-9 and self.keeps_promise(row.choice):
                 return self.rows[i]
         raise ConfigError("no runtime could run the model; `vitkit predict --runtime eager` says why")
 
-    def hopeful(self, choice: Choice, max_drop: float) -> bool:
+    def hopeful(self, choice: Choice) -> bool:
         """Whether a quarter of the images leaves a chance."""
         few = len(self.images) // 4
         if choice.exact or few < FEWEST:
             return True
         outputs = self.outputs(choice, few)
         seen = confirm(self.model, self.expected[:few], outputs, self.images[:few])
-        return seen is None or kept_on(seen.lost, seen.won, few, max_drop) >= _HOPELESS
+        return seen is None or kept_on(seen.lost, seen.won, few, self.max_drop) >= _HOPELESS
 
-    def keeps_promise(self, choice: Choice, max_drop: float) -> bool:
+    def keeps_promise(self, choice: Choice) -> bool:
         """By these images and the held-out ones; what computes the same needs no proof."""
         self.confirmed = None
         if choice.exact or (seen := confirm(self.model, self.expected, self.outputs(choice), self.images)) is None:
@@ -318,9 +342,9 @@ class _Search:
             assert self.confirmed is not None
             self.progress.note(f"{choice.name}: {self.confirmed.words()}")
             seen += self.confirmed
-        chance = kept_on(seen.lost, seen.won, seen.images, max_drop)
+        chance = kept_on(seen.lost, seen.won, seen.images, self.max_drop)
         self.progress.note(
-            f"{choice.name}: 200 other images lose at most {max_drop:.2%} with a probability of {chance:.0%}"
+            f"{choice.name}: 200 other images lose at most {self.max_drop:.2%} with a probability of {chance:.0%}"
         )
         return chance >= KEPT
 
