@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def work(tmp_path: Path, **more: object) -> dict:
 
 def test_a_process_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run, its score for the command; called again it resumes; an error of the user's is left for everybody."""
-    from vitkit.ray.train import _ERROR, _SCORE, _work
+    from vitkit.ray.train import _ERROR, _RESULT, _work
 
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
@@ -153,7 +154,7 @@ def test_a_process_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     notes.mkdir()
     _work(work(tmp_path))  # type: ignore[arg-type]
     assert (tmp_path / "run" / "result.json").is_file()
-    assert '"top1"' in (notes / _SCORE).read_text()
+    assert '"top1"' in (notes / _RESULT).read_text()
     _work(work(tmp_path))  # type: ignore[arg-type]
     assert os.environ["TORCHELASTIC_RESTART_COUNT"] == "1", "a lost process: the same command means resume"
     for file in notes.iterdir():
@@ -162,3 +163,38 @@ def test_a_process_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         _work(work(tmp_path))  # type: ignore[arg-type]
     assert "already holds a run" in (notes / _ERROR).read_text()
     assert _work(work(tmp_path)) is None, "the attempt after it ends at once"  # type: ignore[arg-type,func-returns-value]
+
+
+def test_a_run_at_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is published there, and nothing is left where the command was started."""
+    import contextlib
+
+    import fsspec
+
+    from vitkit.ray import train as ray_train
+    from vitkit.ray.cluster import Cluster
+    from vitkit.storage import remote
+
+    class Here:
+        """A trainer whose only process is this one."""
+
+        def __init__(self, work: Callable[[dict], None], *, train_loop_config: dict, **_: object) -> None:
+            self.fit = partial(work, train_loop_config)
+
+    started = tmp_path / "started"
+    started.mkdir()
+    monkeypatch.chdir(started)
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(remote.SCHEMES, "memory", ("fsspec", ""))
+    monkeypatch.setattr(ray_train, "TorchTrainer", Here)
+    monkeypatch.setattr(ray_train, "connected", lambda *_, **__: contextlib.nullcontext(Cluster(None, 1, False)))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    config = work(tmp_path)["config"].replace(out="memory://bucket/runs/one")
+    try:
+        result = ray_train.run(config, quiet=True)
+        assert result.steps == 2
+        assert result.score.key == "top1"
+        assert vitkit.load("memory://bucket/runs/one/best.safetensors").config == result.model.config
+        assert [*started.iterdir()] == []
+    finally:
+        fsspec.filesystem("memory").store.clear()

@@ -195,3 +195,20 @@ def test_a_run_is_called_by_its_url(memory: str, tmp_path: Path, command) -> Non
         code, out, err = command(name, tmp_path / "set.npz", "--out", f"{url}-json", *small, "--json")
         assert code == 0, err
         assert json.loads(out)["out"] == f"{url}-json"
+
+
+@pytest.mark.parametrize("name", ["train", "pretrain"])
+def test_a_run_is_resumed_from_its_url_alone(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command, name: str
+) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "set.npz", images=rng.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8), labels=np.arange(60) % 2)
+    small = ["--model", "vit-8px/2", "--steps", "1", "--batch-size", "8", "--set", "model.depth=1"]
+    assert command(name, tmp_path / "set.npz", "--out", f"{memory}/run", *small)[0] == 0
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "another machine"))
+    code, out, err = command(name, "--out", f"{memory}/run", "--resume")
+    assert code == 0, err
+    assert f"{memory}/run/best.safetensors" in " ".join(out.split())
+    code, _, err = command(name, "--out", f"{memory}/new")
+    assert code == 2
+    assert f"vitkit {name} DATA" in err

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Context, Option
+from typer import Argument, Context, Option
 
 import vitkit
 from vitkit.cli import options as opt
 from vitkit.cli.options import echo
 from vitkit.cli.train import place_of, watch
+from vitkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitkit.training.result import Result
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def pretrain(
     context: Context,
-    data: opt.Data,
+    data: Annotated[str, Argument(metavar="[DATA]", help=f"{opt.DATA_HELP} A run to --resume knows it.")] = "",
     method: Annotated[
         str,
         Option(
@@ -66,11 +67,14 @@ def pretrain(
     from vitkit.training.config import assign, free_folder, parse_duration
 
     check_method(method)
+    if not data and not (resume or restart):
+        raise ConfigError("name the images to learn from: vitkit pretrain DATA")
     fields = {name: value for name, value in context.params.items() if name in vitkit.TrainConfig.__dataclass_fields__}
     fields |= {"task": method, "image_size": image_size or None}
     fields |= {"out": out or free_folder(f"{data}-{method}"), "budget": parse_duration(budget) if budget else 0.0}
     config = assign(vitkit.TrainConfig(**fields), settings or [])
-    report(watch(config, started, as_json, resume, restart, accept_changed_data), data, as_json, config.out)
+    result = watch(config, started, as_json, resume, restart, accept_changed_data)
+    report(result, data or "DATA", as_json, config.out)
 
 
 def report(result: Result, data: str, as_json: bool, out: str) -> None:

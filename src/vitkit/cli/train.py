@@ -25,7 +25,7 @@ _DEMO = ".demo"  # marks a run that a later demo may replace
 
 def train(
     context: Context,
-    data: Annotated[str, Argument(metavar="[DATA]", help=f"{opt.DATA_HELP} May stand in --config.")] = "",
+    data: Annotated[str, Argument(metavar="[DATA]", help=f"{opt.DATA_HELP} May stand in --config; a run to --resume knows it.")] = "",
     config: Annotated[
         str | None, Option(metavar="FILE|RUN", help="Settings from .toml, .json or a run; options win.")
     ] = None,
@@ -105,7 +105,7 @@ def train(
     fields |= {"augment": fields["augment"] or None, "budget": fields["budget"] or 0.0}
     fields["out"] = fields["out"] or free_folder(str(fields["data"]))
     made = assign(vitkit.TrainConfig(**checked(fields)), settings or [])  # type: ignore[arg-type]
-    if not made.data:
+    if not made.data and not (resume or restart):  # a run knows what it is trained on
         raise ConfigError("name the images to train on: vitkit train DATA, or data = ... in the file of --config")
     if opt.check_engine(engine, processes):
         from vitkit.ray.train import run
@@ -114,7 +114,7 @@ def train(
         result = run(made, address, processes, **how)
     else:
         result = watch(made, started, as_json, resume, restart, accept_changed_data)
-    report(result, made.data, as_json, made.out)
+    report(result, made.data or "DATA", as_json, made.out)
 
 
 def watch(

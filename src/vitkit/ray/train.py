@@ -19,9 +19,10 @@ from ray import train as ray_train
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from vitkit.errors import TrainError, VitkitError
-from vitkit.io import parse_json, write_json, write_text
+from vitkit.io import read_json, write_json, write_text
 from vitkit.locks import only_one
 from vitkit.ray.cluster import connected, join_driver, reason_of, versions
+from vitkit.storage import is_url, workplace
 from vitkit.tasks import Metric
 from vitkit.training.config import TrainConfig
 from vitkit.training.live import PlainView
@@ -30,7 +31,7 @@ from vitkit.training.run import train
 from vitkit.world import PeerGone, join
 
 RESTARTS = 3  # of all processes, after one was lost
-_BEGUN, _ERROR, _SCORE = "begun", "error", "score.json"  # files by which attempts and the command know of each other
+_BEGUN, _ERROR, _RESULT = "begun", "error", "result.json"  # files by which attempts and the command know of each other
 
 
 class Work(TypedDict):
@@ -57,11 +58,11 @@ def run(
     accept: bool = False,
     quiet: bool = False,
 ) -> Result:
-    """Train in the processes of a Ray cluster; the folder of the run is as torchrun would leave it."""
-    out = Path(config.out).absolute()
+    """Train in the processes of a Ray cluster; the run, in a folder or at a URL, is as torchrun would leave it."""
+    out = config.out if is_url(config.out) else str(Path(config.out).absolute())
     with connected(address, processes, config.device, shown=not quiet) as cluster, _shared(out) as notes:
         work = Work(
-            config=config.replace(out=str(out)),
+            config=config.replace(out=out),
             resume=resume,
             restart=restart,
             accept=accept,
@@ -81,10 +82,10 @@ def run(
             ),
         )
         _fit(trainer, notes, config.out)
-        score = Metric(**parse_json((notes / _SCORE).read_text(encoding="utf-8")))
-    about = parse_json((out / "result.json").read_text(encoding="utf-8"))
+        about = read_json(notes / _RESULT)
     known = {field.name for field in fields(Result)}
-    return Result(Path(config.out), score, **{name: value for name, value in about.items() if name in known})
+    about |= {"out": workplace(config.out), "score": Metric(**about["score"])}
+    return Result(**{name: value for name, value in about.items() if name in known})
 
 
 def _fit(trainer: TorchTrainer, notes: Path, out: str) -> None:
@@ -101,18 +102,19 @@ def _fit(trainer: TorchTrainer, notes: Path, out: str) -> None:
 
 
 @contextmanager
-def _shared(out: Path) -> Iterator[Path]:
-    """A folder in that of the run, which all machines share anyway; it goes when the command ends."""
-    notes, empty = out / ".ray", not out.exists()
-    with only_one(out.with_name(f".{out.name}.ray.lock"), f"the run in {out}", "choose another folder with --out"):
+def _shared(out: str) -> Iterator[Path]:
+    """A folder that all machines share anyway: in that of the run, or for a URL where the command was started."""
+    run = Path.cwd() / f".vitkit-{workplace(out).parent.name}" if is_url(out) else Path(out)
+    notes, empty = run / ".ray", not run.exists()
+    with only_one(run.with_name(f".{run.name}.ray.lock"), f"the run in {out}", "choose another folder with --out"):
         shutil.rmtree(notes, ignore_errors=True)
         notes.mkdir(parents=True)
         try:
             yield notes
         finally:
             shutil.rmtree(notes, ignore_errors=True)
-            if empty and not any(out.iterdir()):
-                out.rmdir()
+            if empty and not any(run.iterdir()):
+                run.rmdir()
 
 
 def _work(work: Work) -> None:
@@ -132,7 +134,7 @@ def _work(work: Work) -> None:
         resume, restart, accept = work["resume"], work["restart"], work["accept"]
         result = train(config, resume=resume, restart=restart, accept_changed_data=accept, watcher=view)
         if world.first:
-            write_json(notes / _SCORE, asdict(result.score))
+            write_json(notes / _RESULT, {**read_json(result.out / "result.json"), "score": asdict(result.score)})
     except PeerGone:  # a reason for Ray to start everybody again
         raise
     except VitkitError as e:
