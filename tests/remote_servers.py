@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 FAULTS = ("500", "silence", "short")
@@ -126,6 +127,31 @@ def nginx(folder: Path, work: Path, ranges: bool = True) -> Iterator[int]:
     finally:
         process.terminate()
         process.wait()
+
+
+SIGNATURE = "X-Amz-Credential=key/20260101/region/s3&X-Amz-Signature=0a1b"
+
+
+@contextmanager
+def signed(folder: Path) -> Iterator[str]:
+    """The files of a folder for who has signed addresses, without ranges: as stores do, GET alone, and 403 otherwise."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if SIGNATURE not in self.path:
+                return self.send_error(403)
+            return super().do_GET()
+
+        def do_HEAD(self) -> None:
+            self.send_error(403)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 def has_nginx() -> bool:

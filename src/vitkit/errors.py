@@ -48,6 +48,10 @@ class StorageError(VitkitError):
     """What is behind a URL cannot be read or written."""
 
 
+class Denied(StorageError):
+    """What is at a URL may not be read; stores also say so of what is not there, to whoever may not list."""
+
+
 class NotThere(StorageError, FileNotFoundError):
     """Nothing is at a URL."""
 

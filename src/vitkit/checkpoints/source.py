@@ -13,9 +13,9 @@ from vitkit.checkpoints.families import ENDINGS
 from vitkit.checkpoints.family import COMPANIONS, Opened, read_json
 from vitkit.checkpoints.files import open_tensors
 from vitkit.checkpoints.tensors import LazyTensors
-from vitkit.errors import CheckpointError, MissingPackage, NotThere, did_you_mean
+from vitkit.errors import CheckpointError, Denied, MissingPackage, NotThere, did_you_mean
 from vitkit.model import zoo
-from vitkit.storage import above, fetched_files, fetched_folder, is_url, last_name, local, search_above, suffix
+from vitkit.storage import fetched_folder, fetched_with, is_url, last_name, local, search_above, suffix
 
 _INDEX = "model.safetensors.index.json"  # of a model in several files
 # Of a repository on the hub the first that it has is fetched, the others are not.
@@ -61,13 +61,11 @@ def _from_url(url: str, more: Sequence[str]) -> Path:
         return fetched_folder(url, lambda name: name in names or (suffix(name) in ENDINGS and "/" not in name))
     try:
         path = local(url)
-    except NotThere:
+    except (Denied, NotThere):
         if (published := search_above(url)) is None:
             raise
         return local(published)
-    if last_name(url) not in WEIGHTS:
-        return path
-    return fetched_files(above(url), [last_name(url), *COMPANIONS]) / last_name(url)
+    return fetched_with(url, COMPANIONS) if last_name(url) in WEIGHTS else path
 
 
 def _from_hub(source: str, more: Sequence[str]) -> Path:

@@ -25,7 +25,9 @@ _DEMO = ".demo"  # marks a run that a later demo may replace
 
 def train(
     context: Context,
-    data: Annotated[str, Argument(metavar="[DATA]", help=f"{opt.DATA_HELP} May stand in --config; a run to --resume knows it.")] = "",
+    data: Annotated[
+        str, Argument(metavar="[DATA]", help=f"{opt.DATA_HELP} May stand in --config; a run to --resume knows it.")
+    ] = "",
     config: Annotated[
         str | None, Option(metavar="FILE|RUN", help="Settings from .toml, .json or a run; options win.")
     ] = None,

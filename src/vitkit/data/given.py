@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from vitkit.storage.remote import Short, patience
 
 OneImage = str | Path | bytes | Image.Image | np.ndarray | Tensor
 GivenImages = OneImage | Iterable[OneImage]
+_WRITTEN = "!#$%&'()*+,/:;=?@[]~"  # stays as it is in an address; blanks and ü are sent as browsers send them
 _MOST = 256 << 20  # bytes of an image behind a URL
 
 
@@ -160,7 +162,7 @@ def fetch(url: str) -> bytes:
 def _asked(url: str) -> bytes:
     """One request, without any package of fsspec's."""
     try:
-        request = urllib.request.Request(url, headers={"User-Agent": "vitkit"})
+        request = urllib.request.Request(quote(url, safe=_WRITTEN), headers={"User-Agent": "vitkit"})
         with closing(urllib.request.urlopen(request, timeout=patience())) as answer:
             content: bytes = answer.read(_MOST + 1)
     except (ValueError, http.client.InvalidURL) as e:

@@ -7,15 +7,15 @@ folders.py  what lies below a URL: listed once; folders that were published, by 
 publish.py  a folder of this machine published at a URL: objects, verified, then the manifest
 """
 
-from vitkit.storage.address import above, is_url, is_web, join, last_name, named_in, suffix
+from vitkit.storage.address import above, is_url, is_web, join, last_name, named_in, plain, suffix
 from vitkit.storage.cache import file_size, known_stat, local, open_regular, prefetch, stamp
 from vitkit.storage.folders import (
     RemoteFolder,
     absent,
     beside,
     exists,
-    fetched_files,
     fetched_folder,
+    fetched_with,
     listing,
     search_above,
 )
@@ -30,8 +30,8 @@ __all__ = [
     "absent",
     "beside",
     "exists",
-    "fetched_files",
     "fetched_folder",
+    "fetched_with",
     "file_size",
     "is_url",
     "is_web",
@@ -43,6 +43,7 @@ __all__ = [
     "named_in",
     "open_regular",
     "output_file",
+    "plain",
     "prefetch",
     "repeated",
     "search_above",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from urllib.parse import quote
 
 from vitkit.errors import DataError
 
@@ -28,6 +29,11 @@ def split(url: str) -> tuple[str, str]:
     place, _, path = rest.partition("/")
     path = path.split("?")[0] if is_web(url) else path
     return f"{scheme}://{place}", path.strip("/")
+
+
+def plain(where: str) -> str:
+    """A path as it is; an address of the web without the signature, or whatever else follows its ?."""
+    return "/".join(split(where)) if is_url(where) else where
 
 
 def last_name(url: str) -> str:
@@ -59,6 +65,7 @@ def named_in(remote_list: str, row: str) -> str:
         same = split(row)[0] == place
         target = split(row)[1]
     else:
+        row = quote(row) if is_web(remote_list) else row  # it is a path: a # or % in it is part of a name
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), row.replace("\\", "/")))
         same = not row.startswith(("/", "~")) and target != ".." and not target.startswith("../")
     if not same:

@@ -11,11 +11,12 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitkit import io
-from vitkit.errors import NotThere, StorageError
+from vitkit.errors import Denied, NotThere, StorageError
 from vitkit.storage.address import above, is_web, join, last_name, split
 from vitkit.storage.cache import local, remember
 from vitkit.storage.remote import AT_ONCE, find, read_current, stat
@@ -93,7 +94,14 @@ def beside(folder: str | RemoteFolder, names: Iterable[str]) -> Path | None:
     """The first of some files in a folder behind a URL, fetched; a listing tells without asking."""
     if isinstance(folder, RemoteFolder):
         return next((local(join(folder.url, name)) for name in names if name in folder.files), None)
-    return next((local(join(folder, name)) for name in names if exists(join(folder, name))), None)
+    return next(_readable(folder, names), (None, None))[1]
+
+
+def _readable(folder: str, names: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """Those of some files, which may be there or not, that are there and may be read."""
+    for name in names:
+        with suppress(NotThere, Denied):
+            yield name, local(join(folder, name))
 
 
 # --- folders with a manifest -------------------------------------------------------------------------
@@ -154,7 +162,10 @@ def search_above(url: str) -> str | None:
     for _ in range(_LEVELS):
         if not split(folder)[1] and not is_web(folder):
             return None
-        manifest = read_manifest(folder)
+        try:
+            manifest = read_manifest(folder)
+        except Denied:
+            manifest = None
         if manifest is not None:
             piece = manifest.files.get(inside)
             return None if piece is None else join(folder, piece.object)
@@ -179,9 +190,10 @@ def fetched_folder(url: str, wanted: Callable[[str], bool]) -> Path:
     return _linked(url, files)
 
 
-def fetched_files(url: str, names: Iterable[str]) -> Path:
-    """As `fetched_folder`, for a few names in a folder that may hold a great deal more."""
-    return _linked(url, {name: local(join(url, name)) for name in names if exists(join(url, name))})
+def fetched_with(url: str, names: Iterable[str]) -> Path:
+    """A file in a folder with those of a few names beside it, which is there among a great deal more."""
+    found = {**dict(_readable(above(url), names)), last_name(url): local(url)}
+    return _linked(above(url), found) / last_name(url)
 
 
 def _checked(url: str, piece: Piece) -> Path:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
-from vitkit.errors import MissingPackage, NotThere, StorageError
+from vitkit.errors import Denied, MissingPackage, NotThere, StorageError
 from vitkit.io import sha256
 from vitkit.storage.address import scheme_of, split
 
@@ -85,7 +85,7 @@ def patience() -> float:
 
 def filesystem(url: str) -> FileSystem:
     """Of this process: fsspec gives the same one until the process forks."""
-    scheme = scheme_of(url)
+    scheme = url.split("://", 1)[0]  # as written: fsspec knows no S3://
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise StorageError(f"{url[:200]!r}: {scheme}:// is not read; copy it to this machine, or give one of {known}")
@@ -147,7 +147,7 @@ def _one_line(error: BaseException) -> str:
 def _final(url: str, error: Exception, doing: str) -> Exception | None:
     """What to tell the user when asking again is no use; None when it is."""
     code, place = _code(error), split(url)[0]
-    login = _CREDENTIALS.get(scheme_of(url), "check what the server wants from you")
+    login = _CREDENTIALS.get(scheme_of(url), "a signed address ends after a time; get a new one")
     if code == "RequestTimeTooSkewed":
         return StorageError(f"{place} refuses the clock of this machine ({code}); set the clock (NTP), then repeat")
     if code in ("NoSuchBucket", "InvalidBucketName"):
@@ -156,7 +156,7 @@ def _final(url: str, error: Exception, doing: str) -> Exception | None:
         return StorageError(f"{place} did not accept the credentials ({code or error}); {login}")
     if isinstance(error, PermissionError) or code in ("403", "401", "AccessDenied"):
         right = f"ask for the right to {doing} it, or check the credentials: {login}"
-        return StorageError(f"permission to {doing} {url} was denied; {right}")
+        return Denied(f"permission to {doing} {url} was denied; {right}")
     if isinstance(error, FileNotFoundError) or code in ("404", "NoSuchKey"):
         missing = StorageError(f"there is no bucket or container {place} to write to; check its name, or create it")
         return missing if doing == "write" else not_there(url)

@@ -23,7 +23,7 @@ from vitkit.data.sources.shardtable import ShardNames, shard_table
 from vitkit.data.sources.tarscan import NO_LABEL, Label, read_range
 from vitkit.errors import ConfigError, DataError, did_you_mean
 from vitkit.progress import Progress
-from vitkit.storage import RemoteFolder, above, absent, is_url, prefetch
+from vitkit.storage import RemoteFolder, above, absent, is_url, plain, prefetch, suffix
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -86,7 +86,7 @@ class ShardSource(PackedSource):
 
 
 def matches(data: str) -> bool:
-    return data.endswith(".tar") or (os.path.isdir(data) and next(Path(data).glob("*.tar"), None) is not None)
+    return suffix(data) == ".tar" or (os.path.isdir(data) and next(Path(data).glob("*.tar"), None) is not None)
 
 
 def open(data: str, options: Options, progress: Progress) -> Dataset:
@@ -110,7 +110,7 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
     )
     parts = zip(files, table.parts, strict=True)
     lost = [line for file, part in parts for line in part.left_out.lines(file, len(part), options.labelled)]
-    splits = splits_of_files([Path(f) for f in files], Path(data))
+    splits = splits_of_files([Path(plain(f)) for f in files], Path(data))
     return Dataset(samples, splits, progress, lost=lost, files=samples.shards())
 
 

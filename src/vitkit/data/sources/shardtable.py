@@ -23,11 +23,11 @@ from vitkit.data.loader import in_order
 from vitkit.data.source import Names
 from vitkit.data.sources.shardindex import Part, ShardIndex, Stamp, Stored, common_labels, open_index, write_index
 from vitkit.data.sources.tarscan import Label, scan
-from vitkit.errors import DataError, StorageError, WriteError
+from vitkit.errors import DataError, Denied, StorageError, WriteError
 from vitkit.io import cache_folder, remove_folder
 from vitkit.locks import in_turn
 from vitkit.progress import Progress
-from vitkit.storage import file_size, is_url, join, listing, local
+from vitkit.storage import file_size, is_url, join, listing, local, plain
 
 INDEX = "shards.index"
 _WORTH = 1 << 24  # bytes of shards; fewer are scanned in a moment
@@ -127,7 +127,7 @@ class ShardNames(Names):
 def shard_table(files: Sequence[str], progress: Progress) -> ShardTable:
     folders = defaultdict[str, list[str]](list)
     for file in files:
-        folders[os.path.dirname(file)].append(file)
+        folders[os.path.dirname(plain(file))].append(file)
     found: dict[str, Part] = {}
     for folder, own in folders.items():
         found |= _Folder(folder, own, progress).parts()
@@ -199,10 +199,10 @@ def make_index(place: Path, files: Sequence[str], progress: Progress) -> None:
         if error is not None:
             raise error
     indexes = [open_index(place), *(open_index(_piece(pieces, file)) for file in files)]
-    folder = os.path.dirname(files[0])
+    folder, places = os.path.dirname(plain(files[0])), {_name(file): file for file in files}
     merged: dict[str, tuple[Stamp, Part]] = {}
     for index in filter(None, indexes):
-        fresh = {name: _fresh_part(index, os.path.join(folder, name)) for name in index.shards}
+        fresh = {name: _fresh_part(index, places.get(name, os.path.join(folder, name))) for name in index.shards}
         merged |= {name: (part.stamp, part) for name, part in fresh.items() if part is not None}
     write_index(place, dict(sorted(merged.items())))
     remove_folder(pieces, of=place)
@@ -224,14 +224,19 @@ def _index_one(files: Sequence[str], pieces: Path, number: int) -> DataError | N
         return None
     try:
         stamp = _settled(file)
-        write_index(piece, {os.path.basename(file): (stamp, scan(file))})
+        write_index(piece, {_name(file): (stamp, scan(file))})
     except DataError as e:
         return e
     return None
 
 
+def _name(file: str) -> str:
+    """As an index calls a shard."""
+    return os.path.basename(plain(file))
+
+
 def _piece(pieces: Path, file: str) -> Path:
-    return pieces / f"{hashlib.blake2b(os.fsencode(os.path.basename(file)), digest_size=16).hexdigest()}.index"
+    return pieces / f"{hashlib.blake2b(os.fsencode(_name(file)), digest_size=16).hexdigest()}.index"
 
 
 def _settled(file: str) -> Stamp:
@@ -244,7 +249,7 @@ def _settled(file: str) -> Stamp:
 
 
 def _fresh_part(index: ShardIndex, file: str) -> Stored | None:
-    part = index.shards.get(os.path.basename(file))
-    with suppress(OSError, ValueError):
+    part = index.shards.get(_name(file))
+    with suppress(OSError, ValueError, Denied):
         return part if part is not None and part.stamp == Stamp.of(file) else None
     return None
