@@ -134,7 +134,7 @@ SIGNATURE = "X-Amz-Credential=key/20260101/region/s3&X-Amz-Signature=0a1b"
 
 @contextmanager
 def signed(folder: Path) -> Iterator[str]:
-    """The files of a folder for who has signed addresses, without ranges: as stores do, GET alone, and 403 otherwise."""
+    """The files of a folder behind signed addresses, as stores have them: GET alone, and 403 otherwise; no ranges."""
 
     class Handler(SimpleHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from vitkit.errors import UNSAFE, NotThere, WriteError, as_text, printable
+from vitkit.errors import UNSAFE, ConfigError, NotThere, WriteError, as_text, printable
 
 _FORMULA = tuple("=+-@＝＋－＠")  # what a spreadsheet takes for the beginning of one
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?")
@@ -81,6 +81,14 @@ def read_into(file: int, start: int, into: memoryview) -> None:
         into, start = into[got:], start + got
 
 
+def write_at(file: int, start: int, content: bytes) -> None:
+    """All of `content` at a place in a file: one call may write less, 2 GB at most and what a full disk still takes."""
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(file, left, start)
+        left, start = left[written:], start + written
+
+
 def parse_json(text: str | bytes) -> Any:
     """The JSON of a stranger: brackets nested without end are a ValueError, like all else that is wrong with it."""
     try:
@@ -105,6 +113,18 @@ def _finite(value: Any, default: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item, default) for item in value]
     return value if default is None or isinstance(value, (str, int, type(None))) else _finite(default(value), default)
+
+
+def parse_bytes(text: str | int) -> int:
+    """ "1GB" -> 1,000,000,000."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", str(text).strip().upper())
+    number = float(found[1]) * _UNITS[found[2]] if found else 0
+    if number < 1:
+        raise ConfigError(f"{text!r} is no size; write 1GB, 500MB or a number of bytes")
+    return int(number)
+
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def canonical(value: object) -> str:

@@ -19,9 +19,10 @@ from making import encode, photo
 from vitkit.data import open_data
 from vitkit.data import pack as packing
 from vitkit.data.decode import decode
-from vitkit.data.pack import pack, parse_bytes
+from vitkit.data.pack import pack
 from vitkit.data.source import Source
 from vitkit.errors import ConfigError, DataError
+from vitkit.io import parse_bytes
 
 KINDS = ["shards", "parquet"]
 CLASSES = ("10", "9", "cat")

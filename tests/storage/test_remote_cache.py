@@ -1,5 +1,6 @@
 """Copies on this machine's disk: fetched once, bounded, never taken from under a reader."""
 
+import errno
 import multiprocessing
 import os
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, StorageError
 from vitkit.storage import cache, local, open_regular, remote
 
 
@@ -92,7 +93,7 @@ def test_sizes(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
 
 def test_a_size_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE_SIZE", "much")
-    with pytest.raises(ConfigError, match="write 200GB or 500MB"):
+    with pytest.raises(ConfigError, match=r"VITKIT_CACHE_SIZE.*write 1GB, 500MB"):
         cache.limit()
 
 
@@ -130,3 +131,34 @@ def test_half_of_a_fetch_leaves_nothing(memory: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         open_regular(url)
     assert not cache.entry(url, remote.stat(url)).exists()
+
+
+def test_a_write_that_takes_less_than_all_is_continued(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 2 GB in one call are, and what a disk takes that becomes full."""
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, content, start: write(file, content[:100], start))
+    content = bytes(range(250)) * 4
+    put(f"{memory}/a.bin", content)
+    monkeypatch.setattr(remote, "RANGE", 300)
+    assert cache.local(f"{memory}/a.bin").read_bytes() == content
+
+
+def test_a_full_disk_is_made_room_on(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache on a disk smaller than its limit, with room for three files."""
+    write, room = os.pwrite, 3000
+
+    def limited(file: int, content: bytes, start: int) -> int:
+        if cache.make_room(10**9) + len(content) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, content, start)
+
+    monkeypatch.setattr(os, "pwrite", limited)
+    for number in range(10):
+        put(url := f"{memory}/{number}.bin", bytes([number]) * 1000)
+        file = open_regular(url)
+        assert os.read(file, 2000) == bytes([number]) * 1000
+        os.close(file)
+    room = 500
+    put(f"{memory}/x.bin", bytes(1000))
+    with pytest.raises(StorageError, match="is full; free some space"):
+        open_regular(f"{memory}/x.bin")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -29,13 +28,12 @@ from vitkit.data.source import Source
 from vitkit.data.sources import open_data
 from vitkit.data.sources.shardtable import INDEX, make_index, restamp
 from vitkit.errors import ConfigError, DataError, VitkitError
-from vitkit.io import canonical, parse_json, remove_folder, remove_leftovers, write_json, write_text
+from vitkit.io import canonical, parse_bytes, parse_json, remove_folder, remove_leftovers, write_json, write_text
 from vitkit.locks import only_one
 from vitkit.progress import SILENT, Progress
 from vitkit.storage import is_url, join, remote, workplace
 
 PLAN, NOTES = "pack.json", ".pack"
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _TRIED = 32  # images whose lengths tell how many shards there will be
 _EVEN = 8  # more shards than this are a multiple of it: ranks get equal numbers
 Write = Callable[[Path, Reader, Sequence[int], bool], Done]
@@ -111,15 +109,6 @@ def _checked(dataset: Dataset, to: str, size: int | None, quality: int | None) -
     if "image" in dataset.targets:
         raise DataError("a value is called 'image', as the column of images; give it another name")
     return Reader(dataset.samples, size, quality)
-
-
-def parse_bytes(text: str | int) -> int:
-    """ "1GB" -> 1,000,000,000."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", str(text).strip().upper())
-    number = float(found[1]) * _UNITS[found[2]] if found else 0
-    if number < 1:
-        raise ConfigError(f"{text!r} is no size; write 1GB, 500MB or a number of bytes")
-    return int(number)
 
 
 @dataclass(frozen=True)

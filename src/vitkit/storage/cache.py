@@ -14,11 +14,12 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from vitkit import io
@@ -26,7 +27,6 @@ from vitkit.errors import ConfigError, StorageError, WriteError
 from vitkit.storage.address import is_url, last_name
 from vitkit.storage.remote import Stat, fetch, stat
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _LIMIT = 50 * 10**9
 _OFTEN = 20  # room is made each time that this part of the limit was fetched
 _TOUCHED = 60  # seconds until a use is written down again
@@ -162,35 +162,34 @@ def _touch(path: Path) -> None:
 
 
 def _fill(path: Path, url: str, known: Stat) -> None:
-    with fetching(path, known.size) as wanted:
-        if not wanted:
-            return
-        with io.replacing(path) as file:
-            fetch(url, known, file.fileno())
-
-
-@contextmanager
-def fetching(path: Path, size: int) -> Iterator[bool]:
-    """False when another process fetched it meanwhile; of large entries one process fetches, and the others wait."""
+    """Fetch an entry; where the disk is full, again with half of what the cache holds, while there is less to hold."""
     global _fetched
-    try:
-        if size <= _TWICE:
-            yield not path.exists()
-        else:
-            with io.locked(folder() / "locks" / path.parent.name):
-                yield not path.exists()
-    except WriteError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        make_room(limit() // 2)
-        advice = "free some space, choose another --cache-dir, or a smaller VITKIT_CACHE_SIZE"
-        raise StorageError(f"{io.cache_folder()} is full; {advice}, then repeat the command") from e
+    held = sys.maxsize
+    while True:
+        try:
+            with _alone(path, known.size):
+                if not path.exists():  # another process may have fetched it meanwhile
+                    with io.replacing(path) as file:
+                        fetch(url, known, file.fileno())
+            break
+        except WriteError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if (now := make_room(make_room(sys.maxsize) // 2)) >= held:
+                advice = "free some space, choose another --cache-dir, or a smaller VITKIT_CACHE_SIZE"
+                raise StorageError(f"{io.cache_folder()} is full; {advice}, then repeat the command") from e
+            held = now
     with _guard:
-        _fetched += max(0, size)
+        _fetched += max(0, known.size)
         due = _fetched > limit() // _OFTEN
         _fetched = 0 if due else _fetched
     if due:
         make_room(limit())
+
+
+def _alone(path: Path, size: int) -> AbstractContextManager[object]:
+    """Of large entries one process fetches, and the others wait."""
+    return io.locked(folder() / "locks" / path.parent.name) if size > _TWICE else nullcontext()
 
 
 # --- making room -------------------------------------------------------------------------------------
@@ -198,14 +197,13 @@ def fetching(path: Path, size: int) -> Iterator[bool]:
 
 def limit() -> int:
     """Bytes that the cache may hold."""
-    text = os.environ.get("VITKIT_CACHE_SIZE", "").strip().upper()
-    if not text:
-        place = next(p for p in (folder(), *folder().parents) if p.exists())
-        return min(_LIMIT, shutil.disk_usage(place).free // 2 + (1 << 30))
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", text)
-    if found is None:
-        raise ConfigError(f"VITKIT_CACHE_SIZE={text} is no size; write 200GB or 500MB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    if text := os.environ.get("VITKIT_CACHE_SIZE", "").strip():
+        try:
+            return io.parse_bytes(text)
+        except ConfigError as e:
+            raise ConfigError(f"VITKIT_CACHE_SIZE: {e}") from None
+    place = next(p for p in (folder(), *folder().parents) if p.exists())
+    return min(_LIMIT, shutil.disk_usage(place).free // 2 + (1 << 30))
 
 
 def make_room(most: int) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 from vitkit.errors import Denied, MissingPackage, NotThere, StorageError
-from vitkit.io import sha256
+from vitkit.io import sha256, write_at
 from vitkit.storage.address import scheme_of, split
 
 T = TypeVar("T")
@@ -255,15 +255,15 @@ def read_current(url: str) -> bytes:
 def fetch(url: str, known: Stat, file: int) -> None:
     """All of a file into an open one, in ranges that are asked for at once."""
     if known.size <= RANGE:
-        os.pwrite(file, read(url, whole=known.size), 0)
+        write_at(file, 0, read(url, whole=known.size))
         return
     if len(read_any(url, 0, 2)) > 2:  # a server without ranges sends everything
-        os.pwrite(file, read(url, whole=known.size), 0)
+        write_at(file, 0, read(url, whole=known.size))
         return
     starts = range(0, known.size, RANGE)
 
     def get(start: int) -> None:
-        os.pwrite(file, read(url, start, min(start + RANGE, known.size)), start)
+        write_at(file, start, read(url, start, min(start + RANGE, known.size)))
 
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
