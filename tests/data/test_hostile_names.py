@@ -20,6 +20,7 @@ from peers import randomize
 from vitkit.data import open_data
 from vitkit.data.badfiles import BadFile, BadFiles
 from vitkit.data.check import leakage
+from vitkit.data.sources.shards import expand
 from vitkit.errors import printable
 from vitkit.io import csv_cell, json_text
 from vitkit.model.base import Outputs
@@ -212,3 +213,17 @@ def test_arrays_leak_too(tmp_path: Path) -> None:
     assert f"{held} images that are evaluated" in leakage(dataset)
     np.savez(tmp_path / "b.npz", images=np.concatenate([images, images]), labels=np.tile(labels, 2))
     assert leakage(open_data(tmp_path / "b.npz")) == ""  # split by content: copies stay together
+
+
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        ("{x}-{00..02}.tar", ["{x}-00.tar", "{x}-01.tar", "{x}-02.tar"]),
+        ("{}{0..1}-{8..9}{0}.tar", ["{}0-8{0}.tar", "{}0-9{0}.tar", "{}1-8{0}.tar", "{}1-9{0}.tar"]),
+        ("{x}.tar", ["{x}.tar"]),
+    ],
+)
+def test_braces_that_are_no_range_are_part_of_the_names(tmp_path: Path, data: str, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    assert expand(str(tmp_path / data)) == [str(tmp_path / name) for name in names]

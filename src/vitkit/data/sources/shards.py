@@ -144,10 +144,11 @@ def expand(data: str) -> list[str]:
     """A folder, a file or a series with {0000..0099} -> the shards, which must all exist."""
     if os.path.isdir(data):
         return sorted(str(p) for p in Path(data).glob("*.tar"))
-    ranges = _RANGE.findall(data)
-    pieces = [[f"{n:0{len(a)}d}" for n in range(int(a), int(b) + 1)] for a, b in ranges]
-    template = _RANGE.sub("{}", data.replace("{}", "{{}}"))
-    files = [template.format(*numbers) for numbers in itertools.product(*pieces)] if ranges else [data]
+    texts, *bounds = (_RANGE.split(data)[n::3] for n in range(3))
+    numbers = [[f"{n:0{len(a)}d}" for n in range(int(a), int(b) + 1)] for a, b in zip(*bounds, strict=True)]
+    parts = [[text] for text in texts]
+    series = [part for pair in zip(parts, [*numbers, [""]], strict=True) for part in pair]
+    files = ["".join(chosen) for chosen in itertools.product(*series)]
     missing = absent(files) if is_url(data) else [f for f in files if not os.path.exists(f)]
     if missing:
         raise DataError(f"{len(missing)} of {len(files)} shards do not exist, first {missing[0]}; check {data}")
