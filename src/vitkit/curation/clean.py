@@ -30,6 +30,7 @@ _OUTLIER = 5.0  # deviations (of the median kind) below the usual nearness of ne
 _FEW = 5  # images of a class, in train
 _DRIFT = 0.35  # share of images that a classifier tells by their split beyond chance
 _NEIGHBOURS = 10
+_HELD_OUT = {"train": 0, "test": 2}  # of other splits 1; the more, the less may be known of it
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,11 @@ def _issue(index: Index, row: int, issue: str, suggestion: str, score: float, gr
 
 
 def _duplicates(index: Index, groups: list[Group]) -> Iterator[Issue]:
-    """Of a leak the images of train are to go; of other duplicates all but the first."""
+    """Of a leak only the images of one split stay, of test rather than of val, never of train; else only the first."""
     for number, group in enumerate(groups, start=1):
         kind = "leak" if group.leaks else "exact-duplicate" if group.exact else "near-duplicate"
-        kept = [row for row in group.rows if index.splits[row] != "train"] if group.leaks else group.rows[:1]
+        last = max((index.splits[row] for row in group.rows), key=lambda split: _HELD_OUT.get(split, 1))
+        kept = [row for row in group.rows if index.splits[row] == last] if group.leaks else group.rows[:1]
         for row in group.rows:
             yield _issue(index, row, kind, "" if row in kept else DROP, group.score, str(number))
 
