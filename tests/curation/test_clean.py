@@ -1,6 +1,7 @@
 """What is wrong with a set is found, against planted truths and peers; what a person decides becomes a new list."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -291,3 +292,12 @@ def test_what_was_seen_of_images_stays_while_the_set_does(planted: Path, tmp_pat
     assert any("looks" in path.parts for path in before)
     assert command("index", planted)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "photos.index").rglob("*.*")} == before
+
+
+def test_one_odd_image_of_a_small_set_is_junk(planted: Path, tmp_path: Path) -> None:
+    """A share of 7% is one image: no nature of the set."""
+    shutil.copytree(planted, tmp_path / "set")
+    Image.new("RGB", (900, 30)).save(tmp_path / "set" / "train" / "a" / "wide.png")
+    found = build_index(tmp_path / "set", out=tmp_path / "i")
+    junk = [issue for issue in clean(found, found.looks()).issues if issue.group == "extreme shape"]
+    assert [Path(issue.path).name for issue in junk] == ["wide.png"]

@@ -161,7 +161,7 @@ def test_columns_and_issues_of_a_view(colours: Path, tmp_path: Path) -> None:
 
 def test_a_table_without_the_columns_is_told(tmp_path: Path) -> None:
     (tmp_path / "wrong.csv").write_text("path,kind\na,b\n")
-    with pytest.raises(DataError, match="no column 'issue'"):
+    with pytest.raises(DataError, match="no column issue"):
         read_issues(tmp_path / "wrong.csv")
     with pytest.raises(DataError, match="cannot be read"):
         read_issues(tmp_path / "none.csv")

@@ -25,7 +25,7 @@ DROP = "drop"
 COLUMNS = ("path", "issue", "split", "label", "suggestion", "score", "group")
 ISSUES = ("leak", "exact-duplicate", "near-duplicate", "label", "junk", "outlier", "small-class", "drift")
 _MANY = 0.1  # of all labels: seldom are so many wrong
-_RARE = 0.05  # what more images than this share have is the nature of the set, not junk
+_RARE, _FEW_ODD = 0.05, 3  # what a larger share of images has, and more of them, is the nature of the set, not junk
 _OUTLIER = 5.0  # deviations (of the median kind) below the usual nearness of neighbours
 _FEW = 5  # images of a class, in train
 _DRIFT = 0.35  # share of images that a classifier tells by their split beyond chance
@@ -126,7 +126,7 @@ def _junk(index: Index, looks: Looks, notes: list[str]) -> Iterator[Issue]:
         "text or a drawing": ((looks["extremes"] > 0.85) & (contrast >= 4), ""),
     }
     for why, (found, suggestion) in signs.items():
-        if found.mean() > _RARE and why != "blank":
+        if found.sum() > max(_FEW_ODD, _RARE * len(index)) and why != "blank":
             notes.append(f"{why}: {found.mean():.0%} of the set, which is its nature rather than junk")
             continue
         for row in np.flatnonzero(found).tolist():
