@@ -17,7 +17,7 @@ from vitkit.curation.index import Index
 from vitkit.curation.labels import find_label_errors
 from vitkit.curation.leaks import keep_leaks
 from vitkit.curation.looks import Looks
-from vitkit.curation.search import nearest
+from vitkit.curation.search import nearest, nearest_others
 from vitkit.errors import DataError
 from vitkit.progress import SILENT, Progress
 
@@ -137,7 +137,7 @@ def _outliers(index: Index) -> Iterator[Issue]:
     """Images whose neighbours are far: the mean similarity of the nearest, against the median of the set."""
     if len(index) <= 2 * _NEIGHBOURS:
         return
-    scores = nearest(index.features, np.asarray(index.features), _NEIGHBOURS + 1)[1][:, 1:].mean(axis=1)
+    scores = nearest_others(index.features, _NEIGHBOURS)[1].mean(axis=1)
     middle = np.median(scores)
     spread = 1.4826 * np.median(np.abs(scores - middle)) + 1e-6
     far = (middle - scores) / spread

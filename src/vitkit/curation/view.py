@@ -18,8 +18,8 @@ import numpy as np
 from vitkit.curation.apply import read_issues
 from vitkit.curation.clean import COLUMNS as ISSUE_COLUMNS
 from vitkit.curation.index import Index, open_index
-from vitkit.curation.layout import nearest
 from vitkit.curation.map import COLUMNS, TILE, Map, build_map
+from vitkit.curation.search import nearest
 from vitkit.data import Source
 from vitkit.io import csv_cell
 from vitkit.progress import SILENT, Progress
