@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable
 
 
@@ -82,6 +83,11 @@ def printable(text: str, keep: str = "") -> str:
     Without this an escape sequence in the name of a file would be obeyed by the terminal it is printed on.
     """
     return UNSAFE.sub(lambda c: c[0] if c[0] in keep else c[0].encode("unicode_escape").decode(), text)
+
+
+def shell_word(value: object) -> str:
+    """A path or name inside a command that is shown, so that it can be pasted into a shell: quoted where need be."""
+    return shlex.quote(str(value))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """What is wrong with a set is found, against planted truths and peers; what a person decides becomes a new list."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from skimage import data as images
 
 import vitkit
 from vitkit.curation import build_index
+from vitkit.curation.apply import Applied, apply, read_issues
+from vitkit.curation.clean import COLUMNS, clean
 from vitkit.curation.labels import confident_learning, cross_validated
 from vitkit.curation.search import nearest
 from vitkit.curation.suggest import suggest
@@ -59,7 +62,7 @@ def test_clean_and_apply_from_the_command_line(planted: Path, tmp_path: Path, co
     leaks = [row for row in rows if row["issue"] == "leak"]
     assert len(leaks) == 2 * len(COPIES)
     assert rows[: len(leaks)] == leaks  # first
-    assert {row["split"] for row in leaks if row["suggestion"] == "drop"} == {"train"}
+    assert {row["split"] for row in leaks if row["suggestion"] == "drop"} == {"train", "val"}  # test stays
     assert any(row["issue"] == "junk" and row["path"].endswith("blank.png") for row in rows)
     page = (tmp_path / "report" / "report.html").read_text()
     assert "astronaut.jpg" in page
@@ -102,10 +105,15 @@ def test_only_accepted_rows_count_where_there_is_an_action(planted: Path, tmp_pa
         ("path,issue,suggestion,action\n1,leak,drop,yes\n", "the action 'yes' must be accept or reject"),
         ("path,issue,suggestion\nnowhere.jpg,leak,drop\n", "nowhere.jpg is not in"),
         ("path,issue,suggestion\n{coins},label,c\n", "has no class 'c'"),
+        ("path,issue,suggestion\n{coins},label,a\n{coins},label,b\n", "is to be 'a' and 'b'; remove one"),
+        ("path,issue,suggestion\n{coins},outlier,delete\n", "row 2: the suggestion 'delete' must be drop, or empty"),
+        ("", "has no column path"),
+        ("path,issue,suggestion\n\udcff,leak,drop\n", "is not UTF-8 text"),
     ],
 )
 def test_a_wrong_list_of_issues_is_refused(text: str, message: str, planted: Path, tmp_path: Path, command) -> None:
-    (tmp_path / "issues.csv").write_text(text.replace("{coins}", str(next(planted.rglob("coins.jpg")))))
+    text = text.replace("{coins}", str(next(planted.rglob("coins.jpg"))))
+    (tmp_path / "issues.csv").write_text(text, errors="surrogateescape")
     code, _, err = command("data", "apply", tmp_path / "issues.csv", "--to", tmp_path / "n.csv", "--data", planted)
     assert code == 2
     assert message in err
@@ -227,3 +235,69 @@ def test_training_warns_of_leaks_that_the_index_knows(planted: Path, tmp_path: P
     assert leak_warning(str(planted)) == ""
     command("data", "clean", planted, "--out", "report")
     assert "images that are evaluated show what train shows" in leak_warning(str(planted))
+
+
+def test_a_leak_stays_in_one_split_only(planted: Path, tmp_path: Path) -> None:
+    """In val and test it is to leave val; in all three, train and val."""
+    rows = [f"{path},a,{split}" for path in planted.rglob("moon.jpg") for split in ("train", "val", "test")]
+    rows += [f"{path},b,{split}" for path in planted.rglob("coins.jpg") for split in ("val", "test")]
+    rows += [f"{path},{'ab'[n]},train" for n in (0, 1) for path in sorted(planted.rglob(f"{NAMES[n]}.jpg"))]
+    (tmp_path / "set.csv").write_text("path,label,split\n" + "\n".join(rows) + "\n")
+    found = build_index(tmp_path / "set.csv", out=tmp_path / "i")
+    leaks = [issue for issue in clean(found, found.looks()).issues if issue.issue == "leak"]
+    kept = sorted((Path(issue.path).stem, issue.split) for issue in leaks if not issue.suggestion)
+    assert (len(leaks), kept) == (5, [("coins", "test"), ("moon", "test")])
+
+
+@pytest.mark.parametrize("separator", [";", "\t", ","])
+def test_a_list_that_a_spreadsheet_saved_is_read(separator: str, planted: Path, tmp_path: Path) -> None:
+    path = next(planted.rglob("moon.jpg"))
+    lines = [
+        [*COLUMNS, "action"],
+        [str(path), "outlier", "train", "a", " drop", "0,5" * (separator != ","), "", "Accept "],
+    ]
+    text = "\r\n".join(separator.join(cells) for cells in lines) + "\r\n"
+    (tmp_path / "issues.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert apply(tmp_path / "issues.csv", tmp_path / "new.csv", str(planted)).dropped == 1
+    assert read_issues(tmp_path / "issues.csv")[0]["path"] == str(path)  # for the page
+
+
+def test_a_row_of_a_wrong_label_may_leave_its_image_out(planted: Path, tmp_path: Path) -> None:
+    text = f"path,issue,suggestion\n{next(planted.rglob('moon.jpg'))},label,drop\n"
+    (tmp_path / "issues.csv").write_text(text)
+    assert apply(tmp_path / "issues.csv", tmp_path / "new.csv", str(planted)) == Applied(13, 1, 0)
+
+
+def test_a_set_is_the_same_from_every_folder(planted: Path, tmp_path: Path, command, monkeypatch) -> None:
+    """However its path is written, for cleaning, searching, applying and evaluating."""
+    (tmp_path / "my set").symlink_to(planted)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert command("index", "my set", "--out", "my index")[0] == 0
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    code, out, err = command("data", "clean", "../my set", "--index", "../my index", "--out", "my report")
+    assert (code, err) == (1, "")
+    assert "vitkit data apply 'my report/issues.csv' --to new.csv" in out
+    assert command("search", "../my index", next(planted.rglob("moon.jpg")), "--out", "sheet.png")[0] == 0
+    monkeypatch.chdir(tmp_path)
+    assert command("data", "apply", "elsewhere/my report/issues.csv", "--to", "new.csv")[0] == 0
+    code, _, err = command("data", "clean", tmp_path / "elsewhere", "--index", "my index")
+    assert code == 2
+
+
+def test_what_was_seen_of_images_stays_while_the_set_does(planted: Path, tmp_path: Path, command, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command("data", "clean", planted)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "photos.index").rglob("*.*")}
+    assert any("looks" in path.parts for path in before)
+    assert command("index", planted)[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "photos.index").rglob("*.*")} == before
+
+
+def test_one_odd_image_of_a_small_set_is_junk(planted: Path, tmp_path: Path) -> None:
+    """A share of 7% is one image: no nature of the set."""
+    shutil.copytree(planted, tmp_path / "set")
+    Image.new("RGB", (900, 30)).save(tmp_path / "set" / "train" / "a" / "wide.png")
+    found = build_index(tmp_path / "set", out=tmp_path / "i")
+    junk = [issue for issue in clean(found, found.looks()).issues if issue.group == "extreme shape"]
+    assert [Path(issue.path).name for issue in junk] == ["wide.png"]

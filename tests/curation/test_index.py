@@ -214,3 +214,10 @@ def test_other_folders_and_versions_are_refused(photos: Path, tmp_path: Path) ->
     (tmp_path / "bad" / "a" / "1.png").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"no image of .*/bad can be read, such as .*1.png"):
         build_index(tmp_path / "bad", out=tmp_path / "j")
+
+
+def test_a_cut_file_is_told_by_its_size(photos: Path, tmp_path: Path) -> None:
+    build_index(photos, out=tmp_path / "i")
+    os.truncate(tmp_path / "i" / "features.npy", 2000)
+    with pytest.raises(DataError, match=r"features.npy has 2,000 bytes, not "):
+        open_index(tmp_path / "i")

@@ -8,7 +8,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.manifold import TSNE, trustworthiness
 
-from vitkit.curation import build_index, layout
+from vitkit.curation import build_index, layout, search
 from vitkit.curation.map import COLUMNS, OVERVIEW, SHEET, TILE, _slots, build_map
 from vitkit.curation.view import View, open_view, read_issues, vote
 from vitkit.errors import ConfigError, DataError, MissingPackage
@@ -21,14 +21,14 @@ def unit(features: np.ndarray) -> np.ndarray:
 
 def test_nearest_is_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
     features = unit(np.random.default_rng(0).normal(size=(90, 7)))
-    monkeypatch.setattr(layout, "_AT_ONCE", 1000)  # several blocks
+    monkeypatch.setattr(search, "_QUERIES", 20)  # several blocks
     alike = features @ features.T
-    rows, values = layout.nearest(features, features, 5)
+    rows, values = search.nearest(features, features, 5)
     assert (rows == np.argsort(-alike, axis=1, kind="stable")[:, :5]).all()
     assert np.allclose(values, np.sort(alike, axis=1)[:, ::-1][:, :5], atol=1e-6)
-    others, _ = layout.nearest(features, features, 5, own=True)
+    others, _ = search.nearest_others(features, 5)
     assert (others == np.argsort(-alike - 9.0 * -np.eye(90), axis=1, kind="stable")[:, :5]).all()
-    every, _ = layout.nearest(features[:3], features, 10)
+    every, _ = search.nearest(features[:3], features, 10)
     assert (np.sort(every, axis=1) == [0, 1, 2]).all()
 
 
@@ -47,7 +47,7 @@ def test_repulsion_on_the_mesh_is_that_of_all_pairs() -> None:
 def test_as_faithful_as_scikit_learn_and_the_same_again() -> None:
     digits = load_digits()
     features = unit(digits.data[:500])
-    near, _ = layout.nearest(features, features, 15, own=True)
+    near, _ = search.nearest_others(features, 15)
     ours = layout.layout(features, near, "tsne", seed=3)
     theirs = TSNE(init="pca", metric="cosine", random_state=0).fit_transform(features)
     kept = [trustworthiness(features, places, n_neighbors=10, metric="cosine") for places in (ours, theirs)]
@@ -64,7 +64,7 @@ def test_more_images_than_landmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     group = random.integers(0, 5, 400)
     features = unit(np.eye(5)[group] + random.normal(0, 0.05, (400, 5)))
     monkeypatch.setattr(layout, "LANDMARKS", 150)
-    near, _ = layout.nearest(features, features, 15, own=True)
+    near, _ = search.nearest_others(features, 15)
     places = layout.layout(features, near, "tsne")
     middles = np.stack([places[group == g].mean(axis=0) for g in range(5)])
     nearest = np.linalg.norm(places[:, None] - middles, axis=-1).argmin(axis=1)
@@ -79,7 +79,7 @@ def test_methods_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingPackage, match=r"pip install 'vitkit\[map\]'"):
         layout.layout(features, np.zeros((4, 1), int), "umap")
     with pytest.raises(DataError, match="at least two images"):
-        layout.nearest(features[:1], features[:1], 3, own=True)
+        search.nearest_others(features[:1], 3)
 
 
 def test_slots_are_a_permutation_that_begins_everywhere() -> None:
@@ -161,7 +161,7 @@ def test_columns_and_issues_of_a_view(colours: Path, tmp_path: Path) -> None:
 
 def test_a_table_without_the_columns_is_told(tmp_path: Path) -> None:
     (tmp_path / "wrong.csv").write_text("path,kind\na,b\n")
-    with pytest.raises(DataError, match="no column 'issue'"):
+    with pytest.raises(DataError, match="no column issue"):
         read_issues(tmp_path / "wrong.csv")
     with pytest.raises(DataError, match="cannot be read"):
         read_issues(tmp_path / "none.csv")

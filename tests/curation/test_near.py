@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw, ImageEnhance
+from PIL import Image, ImageDraw, ImageEnhance, ImageFont
 from skimage import data as images
 
-from vitkit.curation import build_index, duplicates
+from vitkit.curation import build_index, duplicates, letters
 from vitkit.curation.alignment import agreement
 from vitkit.curation.looks import KIND, SIDE, Looks
 from vitkit.curation.verification import COPY, verified
@@ -203,3 +203,35 @@ def test_tiny_images_are_the_same_or_not(tmp_path: Path) -> None:
 def test_digits_have_no_crowd_of_duplicates(tmp_path: Path) -> None:
     groups = build_index("digits", out=tmp_path / "i").duplicates()
     assert len(groups) < 20
+
+
+def receipt(prices: list[str]) -> Image.Image:
+    """A page of a till: the same words around other numbers."""
+    page = Image.new("L", (900, 1200), 245)
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(size=26)
+    draw.text((250, 60), "THE SAME SHOP, 12 STATION ROAD", fill=10, font=font)
+    for row, price in enumerate(prices):
+        draw.text((80, 160 + 60 * row), f"{row + 1} x article of this shop", fill=10, font=font)
+        draw.text((640, 160 + 60 * row), price, fill=10, font=font)
+    draw.text((200, 1120), "thank you for your visit, come again", fill=10, font=font)
+    return page.convert("RGB")
+
+
+def test_receipts_of_one_till_are_no_copies_and_copies_of_one_are() -> None:
+    random = np.random.default_rng(0)
+    first, second = (receipt([f"{n:.2f}" for n in random.uniform(10, 99, 15)]) for _ in range(2))
+    file = io.BytesIO()
+    first.save(file, "JPEG", quality=30)
+    copies = [Image.open(file).convert("RGB"), first.resize((360, 480)), first.crop((20, 30, 880, 1180))]
+
+    def as_read(image: Image.Image, side: int = letters.SIDE) -> np.ndarray:
+        return np.array(image.resize((side, side), Image.Resampling.BOX))
+
+    def same(other: Image.Image) -> bool:
+        start = agreement(as_read(first, SIDE)[None], as_read(other, SIDE)[None], PLACES[:1])[1][0]
+        return letters.say_the_same(as_read(first), as_read(other), start)
+
+    assert letters.are_paper(np.stack([as_read(first), as_read(copies[1])])).all()
+    assert not letters.are_paper(np.array(photograph("astronaut"))[None])[0]
+    assert not same(second)
+    assert all(map(same, copies))

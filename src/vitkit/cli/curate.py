@@ -10,7 +10,7 @@ from typer import Argument, Exit, Option
 from vitkit.checkpoints.options import ModelOptions
 from vitkit.cli import options as opt
 from vitkit.cli.options import echo
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, shell_word
 from vitkit.io import adding_to_folder
 from vitkit.progress import Bar
 
@@ -127,6 +127,7 @@ def clean(
     from vitkit.curation import open_index, update_index
     from vitkit.curation.apply import write_cleaning
     from vitkit.curation.clean import clean as run
+    from vitkit.curation.looks import look_at
     from vitkit.curation.report import write_report
 
     with Bar() as progress:
@@ -134,8 +135,8 @@ def clean(
             opened = update_index(data, progress, classes_from)
         else:
             opened = open_index(index)
-            opened.catalogue(progress, data)
-        looks = opened.looks(progress, opt.workers_for(opened.catalogue().source, workers))
+        source = opened.catalogue(progress, data).source
+        looks = look_at(source, opened.path / "looks", opt.workers_for(source, workers), progress)
         found = run(opened, looks, progress)
         with adding_to_folder(out) as new:
             write_report(new / "report.html", found, opened, looks)
@@ -157,7 +158,7 @@ def clean(
         if found.issues:
             listed = out / "issues.csv"
             echo(f"Next: delete the rows of {listed} that you disagree with,")
-            echo(f"then vitkit data apply {listed} --to new.csv")
+            echo(f"then vitkit data apply {shell_word(listed)} --to new.csv")
     raise Exit(1 if found.issues else 0)
 
 

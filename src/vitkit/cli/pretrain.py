@@ -11,7 +11,7 @@ import vitkit
 from vitkit.cli import options as opt
 from vitkit.cli.options import echo
 from vitkit.cli.train import place_of, watch
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, shell_word
 
 if TYPE_CHECKING:
     from vitkit.training.result import Result
@@ -100,4 +100,5 @@ def report(result: Result, data: str, as_json: bool, out: str) -> None:
         rows.append(("unreadable files", f"{result.bad_files}, listed in {place}/bad-files.csv"))
     opt.print_table(("metric", "value"), rows)
     echo(f"Verdict: {result.verdict}")
-    return echo(f"Next: vitkit train LABELLED --init {place}, or vitkit embed {place} {data}")
+    run = shell_word(place)
+    return echo(f"Next: vitkit train LABELLED --init {run}, or vitkit embed {run} {shell_word(data)}")

@@ -10,7 +10,7 @@ from typer import Argument, Option, Typer
 
 from vitkit.cli import options as opt
 from vitkit.cli.options import echo
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, shell_word
 
 config = Typer(help="Configuration files of training runs.", no_args_is_help=True)
 Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting; wins over the file.")]
@@ -123,4 +123,4 @@ def sweep(
         [(str(t.folder), " ".join(t.settings), t.state, t.run.text("best", b) if t.run else "") for t, b in rows],
         left=3,
     )
-    return echo(f"Best: {found[0].folder}. Next: vitkit evaluate {found[0].folder} {data}")
+    return echo(f"Best: {found[0].folder}. Next: vitkit evaluate {shell_word(found[0].folder)} {shell_word(data)}")

@@ -13,7 +13,7 @@ from typer import Argument, Context, Option
 import vitkit
 from vitkit.cli import options as opt
 from vitkit.cli.options import echo
-from vitkit.errors import ConfigError, TrainError
+from vitkit.errors import ConfigError, TrainError, shell_word
 from vitkit.progress import Bar
 from vitkit.storage import is_url
 
@@ -152,9 +152,10 @@ def report(result: Result, data: str, as_json: bool, out: str = "") -> None:
     opt.print_table(("metric", "value"), [*result.rows(), ("model", f"{place}/best.safetensors")])
     for n, remedy in enumerate(result.advice):
         echo(f"{'Also' if n else 'What would help most'}: {remedy}")
+    run, images = shell_word(place), shell_word(data)
     if count < there:
-        echo(f"The test accuracy is of {count:,} of {there:,} images: vitkit evaluate {place} {data} takes all of them")
-    return echo(f"Next: vitkit evaluate {place} {data}, or vitkit explain {place} --data {data}")
+        echo(f"The test accuracy is of {count:,} of {there:,} images: vitkit evaluate {run} {images} takes all of them")
+    return echo(f"Next: vitkit evaluate {run} {images}, or vitkit explain {run} --data {images}")
 
 
 def replay(

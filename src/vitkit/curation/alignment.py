@@ -131,9 +131,9 @@ def _cells(a: Tensor, b: Tensor, inside: Tensor) -> Tensor:
     return torch.where(sure, torch.minimum(everywhere, inner), torch.zeros_like(inner))
 
 
-def in_cells(x: Tensor) -> Tensor:
-    """B s s -> B cells cells . .: 8 x 8 parts of an image."""
-    side = x.shape[-1] // _CELLS
+def in_cells(x: Tensor, side: int | None = None) -> Tensor:
+    """B s s -> B cells cells . .: 8 x 8 parts of an image, or parts of so many pixels along a side."""
+    side = side or x.shape[-1] // _CELLS
     return x.unfold(1, side, side).unfold(2, side, side)
 
 

@@ -1,7 +1,8 @@
 """`issues.csv`, gone through by a person -> a new list of the set. The set itself is never touched.
 
 Rows that are left in the file count; with a column `action`, only those that say `accept`. A row whose suggestion is
-`drop` leaves its image out; a row of the issue `label` gives its image the suggested label.
+`drop` leaves its image out; a row of the issue `label` gives its image the suggested label. Spreadsheets save a file
+with semicolons or tabs, and with a mark before the first column: both are read.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import csv
 import io
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitkit.curation.catalogue import Catalogue, open_catalogue
 from vitkit.curation.clean import COLUMNS, DROP, ISSUES, Cleaning, Issue
 from vitkit.data.source import PackedSource
-from vitkit.errors import DataError, did_you_mean
+from vitkit.errors import DataError, as_text, did_you_mean
 from vitkit.io import csv_cell, open_text, read_json, write_json, write_text
 from vitkit.progress import SILENT, Progress
 
@@ -44,22 +46,38 @@ def write_cleaning(folder: Path, found: Cleaning, classes_from: str) -> None:
     write_json(folder / "clean.json", {**about, "counts": found.counts(), "notes": found.notes})
 
 
-def read_issues(path: Path) -> list[dict[str, str]]:
-    """The rows that count."""
+def read_issues(path: Path, wanted: Sequence[str] = COLUMNS) -> list[dict[str, str]]:
+    """All rows of an issues.csv as text; empty where a row has no such cell."""
     try:
         with open_text(path, "utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, ValueError, csv.Error) as e:
+            separator = next((c for c in ";\t" if c in file.readline()), ",")
+            file.seek(0)
+            reader = csv.DictReader(file, delimiter=separator, restval="")
+            columns = reader.fieldnames or ()
+            if missing := [name for name in wanted if name not in columns]:
+                raise DataError(f"{path} has no column {missing[0]}; keep the header {','.join(COLUMNS)}")
+            return [{name: as_text(row[name]) for name in columns} for row in reader]
+    except UnicodeDecodeError as e:
+        raise DataError(f"{path} is not UTF-8 text ({e}); save it as CSV in UTF-8") from e
+    except (OSError, csv.Error) as e:
         raise DataError(f"{path} cannot be read ({e}); `vitkit data clean` writes it") from e
-    columns = list(rows[0]) if rows else list(COLUMNS)
-    if missing := [c for c in ("path", "issue", "suggestion") if c not in columns]:
-        raise DataError(f"{path} has no column {missing[0]}; keep the header {','.join(COLUMNS)}")
+
+
+def accepted(path: Path) -> list[dict[str, str]]:
+    """The rows that count, of which each says something that can be done."""
+    rows = read_issues(path, ("path", "issue", "suggestion"))
     for number, row in enumerate(rows, start=2):
+        row |= {name: row.get(name, "accept").strip().lower() for name in ("issue", "action")}
+        where, row["suggestion"] = f"{path}, row {number}", row["suggestion"].strip()
         if row["issue"] not in ISSUES:
-            raise DataError(f"{path}, row {number}: no issue is called {row['issue']!r}; one of {', '.join(ISSUES)}")
-        if (action := (row.get("action") or "").strip()) not in ACTIONS:
-            raise DataError(f"{path}, row {number}: the action {action!r} must be accept or reject, or empty")
-    return [row for row in rows if "action" not in row or (row["action"] or "").strip() == "accept"]
+            raise DataError(f"{where}: no issue is called {row['issue']!r}; one of {', '.join(ISSUES)}")
+        if row["action"] not in ACTIONS:
+            raise DataError(f"{where}: the action {row['action']!r} must be accept or reject, or empty")
+        if row["issue"] != "label" and row["suggestion"] not in (DROP, ""):
+            raise DataError(
+                f"{where}: the suggestion {row['suggestion']!r} must be {DROP}, or empty: leave it as it is"
+            )
+    return [row for row in rows if row["action"] == "accept" and row["path"] and row["suggestion"]]
 
 
 def apply(issues: str | Path, to: str | Path, data: str | None = None, progress: Progress = SILENT) -> Applied:
@@ -71,18 +89,19 @@ def apply(issues: str | Path, to: str | Path, data: str | None = None, progress:
     if target.suffix.lower() != ".csv":
         raise DataError(f"--to {target} must end with .csv")
     catalogue = _catalogue(path, data, progress)
-    known = {as_written: row for row, name in enumerate(catalogue.paths) for as_written in (csv_cell(name), name)}
+    known = {written: row for row, name in enumerate(catalogue.paths) for written in (str(csv_cell(name)), name)}
     labels: dict[int, str] = {}
     dropped: set[int] = set()
-    for row in read_issues(path):
-        if not row["path"] or not row["suggestion"]:
-            continue
-        if row["path"] not in known and row["issue"] != "junk":
+    for row in accepted(path):
+        image = known.get(row["path"], known.get(os.path.abspath(row["path"])))
+        if image is None:
+            if row["issue"] == "junk":  # what cannot be read may be in no list
+                continue
             raise DataError(f"{row['path']} is not in {catalogue.source.name}; give --data the set that was cleaned")
-        if row["suggestion"] == DROP and row["issue"] != "label":
-            dropped |= {known[row["path"]]} if row["path"] in known else set()
-        elif row["issue"] == "label":
-            labels[known[row["path"]]] = _known_class(row["suggestion"], catalogue)
+        if row["suggestion"] == DROP and (row["issue"] != "label" or DROP not in catalogue.classes):
+            dropped.add(image)
+        elif labels.setdefault(image, label := _known_class(row["suggestion"], catalogue)) != label:
+            raise DataError(f"{row['path']} is to be {labels[image]!r} and {label!r}; remove one of these rows")
     labels = {row: label for row, label in labels.items() if row not in dropped}
     _write(target, catalogue, labels, dropped)
     return Applied(len(catalogue) - len(dropped), len(dropped), len(labels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -48,7 +49,8 @@ class Catalogue:
 
 def open_catalogue(data: str | Path, progress: Progress = SILENT, classes_from: str | int = "auto") -> Catalogue:
     """Whatever `open_data` takes, all splits one after the other; or a folder of images without classes."""
-    folder = Path(data).expanduser()
+    data = placed(data)
+    folder = Path(data)
     if is_url(data):
         below = listing(str(data)) if suffix(str(data)) not in FILES else None
         if below is not None and not below.folders and len(source := _loose(str(data))):
@@ -58,6 +60,12 @@ def open_catalogue(data: str | Path, progress: Progress = SILENT, classes_from: 
             return _labelled(data, progress, classes_from)
         return Catalogue(source, ["all"] * len(source))
     return _labelled(data, progress, classes_from)
+
+
+def placed(path: str | Path) -> str:
+    """What a path names from whatever folder a command runs; names of sets, URLs and what is not there stay."""
+    local = Path(path).expanduser()
+    return str(path) if is_url(path) or not local.exists() else os.path.abspath(local)
 
 
 def _loose(folder: str) -> Source:

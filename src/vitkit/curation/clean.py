@@ -17,7 +17,7 @@ from vitkit.curation.index import Index
 from vitkit.curation.labels import find_label_errors
 from vitkit.curation.leaks import keep_leaks
 from vitkit.curation.looks import Looks
-from vitkit.curation.search import nearest
+from vitkit.curation.search import nearest, nearest_others
 from vitkit.errors import DataError
 from vitkit.progress import SILENT, Progress
 
@@ -25,11 +25,12 @@ DROP = "drop"
 COLUMNS = ("path", "issue", "split", "label", "suggestion", "score", "group")
 ISSUES = ("leak", "exact-duplicate", "near-duplicate", "label", "junk", "outlier", "small-class", "drift")
 _MANY = 0.1  # of all labels: seldom are so many wrong
-_RARE = 0.05  # what more images than this share have is the nature of the set, not junk
+_RARE, _FEW_ODD = 0.05, 3  # what a larger share of images has, and more of them, is the nature of the set, not junk
 _OUTLIER = 5.0  # deviations (of the median kind) below the usual nearness of neighbours
 _FEW = 5  # images of a class, in train
 _DRIFT = 0.35  # share of images that a classifier tells by their split beyond chance
 _NEIGHBOURS = 10
+_HELD_OUT = {"train": 0, "test": 2}  # of other splits 1; the more, the less may be known of it
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,11 @@ def _issue(index: Index, row: int, issue: str, suggestion: str, score: float, gr
 
 
 def _duplicates(index: Index, groups: list[Group]) -> Iterator[Issue]:
-    """Of a leak the images of train are to go; of other duplicates all but the first."""
+    """Of a leak only the images of one split stay, of test rather than of val, never of train; else only the first."""
     for number, group in enumerate(groups, start=1):
         kind = "leak" if group.leaks else "exact-duplicate" if group.exact else "near-duplicate"
-        kept = [row for row in group.rows if index.splits[row] != "train"] if group.leaks else group.rows[:1]
+        last = max((index.splits[row] for row in group.rows), key=lambda split: _HELD_OUT.get(split, 1))
+        kept = [row for row in group.rows if index.splits[row] == last] if group.leaks else group.rows[:1]
         for row in group.rows:
             yield _issue(index, row, kind, "" if row in kept else DROP, group.score, str(number))
 
@@ -124,7 +126,7 @@ def _junk(index: Index, looks: Looks, notes: list[str]) -> Iterator[Issue]:
         "text or a drawing": ((looks["extremes"] > 0.85) & (contrast >= 4), ""),
     }
     for why, (found, suggestion) in signs.items():
-        if found.mean() > _RARE and why != "blank":
+        if found.sum() > max(_FEW_ODD, _RARE * len(index)) and why != "blank":
             notes.append(f"{why}: {found.mean():.0%} of the set, which is its nature rather than junk")
             continue
         for row in np.flatnonzero(found).tolist():
@@ -135,7 +137,7 @@ def _outliers(index: Index) -> Iterator[Issue]:
     """Images whose neighbours are far: the mean similarity of the nearest, against the median of the set."""
     if len(index) <= 2 * _NEIGHBOURS:
         return
-    scores = nearest(index.features, np.asarray(index.features), _NEIGHBOURS + 1)[1][:, 1:].mean(axis=1)
+    scores = nearest_others(index.features, _NEIGHBOURS)[1].mean(axis=1)
     middle = np.median(scores)
     spread = 1.4826 * np.median(np.abs(scores - middle)) + 1e-6
     far = (middle - scores) / spread

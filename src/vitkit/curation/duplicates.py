@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from vitkit.curation import letters
 from vitkit.curation.alignment import agreement, correlation
+from vitkit.curation.letters import are_paper, say_the_same
 from vitkit.curation.looks import Looks
 from vitkit.curation.search import nearest
 from vitkit.curation.verification import COPY, SIDE, verified
@@ -81,7 +83,7 @@ def near_pairs(features: np.ndarray, looks: Looks, progress: Progress = SILENT, 
         rows, others, views = (x[~np.array(sure, dtype=bool)] for x in some)  # without those found the other way round
         for low in range(0, len(rows), _AT_ONCE):
             now = slice(low, low + _AT_ONCE)
-            scores = _scores(rows[now], others[now], PLACES[views[now]], tiny, looks)
+            scores = _scores(rows[now], others[now], PLACES[views[now]], tiny, looks, near)
             for row, other, score in zip(rows[now].tolist(), others[now].tolist(), scores.tolist(), strict=True):
                 if score >= near:
                     pair = min(row, other), max(row, other)
@@ -91,22 +93,28 @@ def near_pairs(features: np.ndarray, looks: Looks, progress: Progress = SILENT, 
     return [Pair(*pair, min(score, 0.999)) for pair, score in sorted(best.items())]
 
 
-def _scores(rows: np.ndarray, others: np.ndarray, start: np.ndarray, tiny: np.ndarray, looks: Looks) -> np.ndarray:
+def _scores(
+    rows: np.ndarray, others: np.ndarray, start: np.ndarray, tiny: np.ndarray, looks: Looks, near: float
+) -> np.ndarray:
     """Of each pair, from 0 to 1."""
     scores, small = np.zeros(len(rows), np.float32), tiny[rows] | tiny[others]
     same = correlation(looks.thumbnails(rows[small]), looks.thumbnails(others[small]))
     scores[small] = np.where(same >= _SAME, same, 0)
-    scores[~small] = _compared(rows[~small], others[~small], start[~small], looks)
+    scores[~small] = _compared(rows[~small], others[~small], start[~small], looks, near)
     return scores
 
 
-def _compared(rows: np.ndarray, others: np.ndarray, start: np.ndarray, looks: Looks) -> np.ndarray:
-    """How far images agree in detail, where their thumbnails agree in outline."""
+def _compared(rows: np.ndarray, others: np.ndarray, start: np.ndarray, looks: Looks, near: float) -> np.ndarray:
+    """How far images agree in detail, where their thumbnails agree in outline; documents that say the same only."""
     outline, maps = agreement(looks.thumbnails(rows), looks.thumbnails(others), start)
     scores, left = np.zeros_like(outline), np.flatnonzero(outline >= _OUTLINE)
     for low in range(0, len(left), _VERIFIED_AT_ONCE):
         some = left[low : low + _VERIFIED_AT_ONCE]
-        scores[some] = verified(looks.images(rows[some], SIDE), looks.images(others[some], SIDE), maps[some])
+        images, copies = (looks.images(mine[some], SIDE) for mine in (rows, others))
+        scores[some] = verified(images, copies, maps[some])
+        for n in some[(scores[some] >= near) & are_paper(images) & are_paper(copies)].tolist():
+            a, b = looks.images(np.array([rows[n], others[n]]), letters.SIDE)
+            scores[n] *= say_the_same(a, b, maps[n])
     return scores
 
 

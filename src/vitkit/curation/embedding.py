@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitkit.checkpoints.options import ModelOptions
 from vitkit.checkpoints.zeroshot import has_text_tower
+from vitkit.curation.catalogue import placed
 from vitkit.data.descriptor import SIDE, describe
 from vitkit.model.base import Outputs
 from vitkit.model.config import Preprocessing, ViTConfig
@@ -51,4 +52,4 @@ def open_embedder(
 def name_of(model: Loadable | None) -> str:
     if model is None:
         return DESCRIPTOR
-    return "a model in memory" if isinstance(model, torch.nn.Module) else str(model)
+    return "a model in memory" if isinstance(model, torch.nn.Module) else placed(model)

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from vitkit.checkpoints.options import ModelOptions
-from vitkit.curation.catalogue import Catalogue, differences, digest_of, open_catalogue
+from vitkit.curation.catalogue import Catalogue, differences, digest_of, open_catalogue, placed
 from vitkit.curation.duplicates import Group, find_duplicates
 from vitkit.curation.embedding import name_of, open_embedder
 from vitkit.curation.labels import LabelError, find_label_errors
@@ -32,7 +32,7 @@ from vitkit.curation.patches import search_patch
 from vitkit.curation.query import Hit, search, search_text
 from vitkit.curation.stored import read_array
 from vitkit.data import BadFile
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import ConfigError, DataError, shell_word
 from vitkit.io import parse_json, read_json, read_regular, replacing_folder, sha256, write_json
 from vitkit.locks import only_one
 from vitkit.prediction import Job, Opened
@@ -98,8 +98,8 @@ class Index:
             for e, (path, label, suggested) in zip(errors, names, strict=True)
         ]
 
-    def looks(self, progress: Progress = SILENT, workers: int = 0) -> Looks:
-        return look_at(self.catalogue(progress).source, self.path / "looks", workers, progress)
+    def looks(self, progress: Progress = SILENT) -> Looks:
+        return look_at(self.catalogue(progress).source, self.path / "looks", progress=progress)
 
     def catalogue(self, progress: Progress = SILENT, data: str | Path | None = None) -> Catalogue:
         """The set that the index was made of, opened again, row by row as here; an error where it is another now."""
@@ -113,7 +113,7 @@ class Index:
         same = kept.splits == self.splits and kept.classes == self.classes and (kept.labels == self.labels).all()
         if changed or not same:
             what = f"the index {self.path} does not fit {named} as it is now: {changed or labels}"
-            raise DataError(f"{what}. Update it: vitkit index {named} --out {self.path}")
+            raise DataError(f"{what}. Update it: vitkit index {shell_word(named)} --out {shell_word(self.path)}")
         return kept
 
     def _named(self, what: str) -> str:
@@ -180,7 +180,7 @@ def build_index(
         catalogue = open_catalogue(data, progress, classes_from)
         about: dict[str, object] = {"model": name_of(model), "identity": opened.identity, "features": opened.features}
         about |= {"options": stated_options(options)} if stated_options(options) else {}
-        about |= {"data": str(data), "classes_from": classes_from, "classes": list(catalogue.classes)}
+        about |= {"data": placed(data), "classes_from": classes_from, "classes": list(catalogue.classes)}
         building = _Building(catalogue, opened, before, place, about)
         return building.run(batch_size, progress)
 
@@ -247,20 +247,33 @@ class _Building:
         if len(reasons) == len(self.catalogue):
             first = f"{self.catalogue.paths[0]}: {reasons[0]}"
             raise DataError(f"no image of {self.about['data']} can be read, such as {first}; see `vitkit data check`")
-        self._write(job, reasons)
+        if (before := self._unchanged(reasons)) is None:
+            self._write(job, reasons)
         job.remove()
-        return open_index(self.place)
+        return before or open_index(self.place)
 
     def _reasons(self, job: Job) -> dict[int, str]:
         """Why images cannot be read, by their number."""
         errors = [row["error"] for rows in (job.read() if self.todo else ()) for row in rows]
         return {i: str(error) for i, error in zip(self.todo, errors, strict=True) if error is not None}
 
+    def _unchanged(self, reasons: dict[int, str]) -> Index | None:
+        """What is there already, with all that was found out about its images, if it would be written again."""
+        before, of = self.before, self.catalogue
+        if before is None or not self.about.items() <= before.about.items():
+            return None
+        good = [i for i in range(len(of)) if i not in reasons]
+        now = [[column[i] for i in good] for column in (of.keys, of.paths, of.splits, of.labels.tolist())]
+        then = [before.keys, before.paths, before.splits, before.labels.tolist()]
+        return before if now == then and before.about["bad"] == self._bad(reasons) else None
+
+    def _bad(self, reasons: dict[int, str]) -> list[dict[str, str]]:
+        of = self.catalogue
+        return [{"path": of.paths[i], "reason": reason, "key": of.keys[i]} for i, reason in reasons.items()]
+
     def _write(self, job: Job, reasons: dict[int, str]) -> None:
         good = [i for i in range(len(self.catalogue)) if i not in reasons]
-        of, keys = self.catalogue, self.catalogue.keys
-        bad = [{"path": of.paths[i], "reason": reason, "key": keys[i]} for i, reason in reasons.items()]
-        labels = of.labels.tolist()
+        of, keys, labels = self.catalogue, self.catalogue.keys, self.catalogue.labels.tolist()
         with replacing_folder(self.place) as folder:
             width = _write_features(folder / "features.npy", self._blocks(job, good), len(good))
             with (folder / "samples.jsonl").open("w", encoding="ascii") as file:
@@ -269,7 +282,14 @@ class _Building:
             files = {f: _about_file(folder / f) for f in ("features.npy", "samples.jsonl")}
             digest = digest_of([keys[i] for i in good], self.opened.identity, self.opened.features)
             sizes = {"count": len(good), "width": width, "digest": digest}
-            header = {"format": FORMAT, "version": VERSION, **self.about, **sizes, "bad": bad, "files": files}
+            header = {
+                "format": FORMAT,
+                "version": VERSION,
+                **self.about,
+                **sizes,
+                "bad": self._bad(reasons),
+                "files": files,
+            }
             write_json(folder / "about.json", header)
 
     def _blocks(self, job: Job, good: list[int]) -> Iterator[np.ndarray]:
@@ -310,9 +330,9 @@ def _about_file(path: Path) -> dict[str, object]:
 def open_index(path: str | Path) -> Index:
     """Open an index after checking its version, its sizes and its digests."""
     folder = fetched_folder(str(path), lambda name: True) if is_url(path) else Path(path).expanduser()
-    again = f"make it again: vitkit index DATA --out {folder} --force"
+    again = f"make it again: vitkit index DATA --out {shell_word(folder)} --force"
     if not (folder / "about.json").is_file():
-        raise DataError(f"{folder} is no index; make one: vitkit index DATA --out {folder}")
+        raise DataError(f"{folder} is no index; make one: vitkit index DATA --out {shell_word(folder)}")
     try:
         about = read_json(folder / "about.json")
         if about["format"] != FORMAT or about["version"] != VERSION:

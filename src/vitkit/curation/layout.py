@@ -17,7 +17,8 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from vitkit.errors import ConfigError, DataError, MissingPackage
+from vitkit.curation.search import nearest, nearest_others
+from vitkit.errors import ConfigError, MissingPackage
 from vitkit.progress import SILENT, Progress
 
 NEIGHBOURS = 15
@@ -27,7 +28,6 @@ EXAGGERATION = 12.0
 _CELL = 0.35  # of the mesh, where the kernel is 1 wide
 _FEW = 300  # so many points are quicker, and exact, pair by pair
 _SIDES = (64, 128, 256, 512)  # cells along a side
-_AT_ONCE = 1 << 24  # similarities that are held at once
 
 
 def layout(
@@ -41,44 +41,14 @@ def layout(
         return _into_unit(make(features, neighbours, seed, progress))
     marks = np.sort(np.random.default_rng(seed).permutation(len(features))[:LANDMARKS])
     some = np.ascontiguousarray(features[marks])
-    placed = make(some, nearest(some, some, neighbours.shape[1], progress, own=True)[0], seed, progress)
-    found, alike = nearest(some, features, 5, progress)
+    placed = make(some, nearest_others(some, neighbours.shape[1], progress)[0], seed, progress)
+    found, alike = nearest(some, features, 5, "exact", progress)
     weights = np.maximum(alike, 1e-6) ** 8  # the nearest count most
     return _into_unit((placed[found] * weights[..., None]).sum(axis=1) / weights.sum(axis=1, keepdims=True))
 
 
 def chosen_method(method: str) -> str:
     return method if method != "auto" else "umap" if find_spec("umap") else "tsne"
-
-
-def nearest(
-    among: np.ndarray, of: np.ndarray, count: int, progress: Progress = SILENT, own: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of `among` most alike to each of `of` (cosine; all have length 1), best first, and how alike: exact.
-
-    With `own` both are the same images, and none is its own neighbour.
-    """
-    count = min(count, len(among) - own)
-    if count < 1:
-        raise DataError("a map needs at least two images; index a larger set")
-    rows, alike = np.empty((len(of), count), np.int32), np.empty((len(of), count), np.float32)
-    step = max(1, _AT_ONCE // len(among))
-    for start in range(0, len(of), step):
-        block = np.asarray(of[start : start + step], dtype=np.float32) @ np.asarray(among, dtype=np.float32).T
-        at = np.arange(len(block))
-        if own:
-            block[at, start + at] = -np.inf
-        best = (
-            np.argpartition(-block, count - 1, axis=1)[:, :count]
-            if count < len(among)
-            else at[:, None] * 0 + np.arange(count)
-        )
-        values = np.take_along_axis(block, best, axis=1)
-        order = np.lexsort((best, -values), axis=1)  # ties: the earlier image first
-        rows[start : start + step] = np.take_along_axis(best, order, axis=1)
-        alike[start : start + step] = np.take_along_axis(values, order, axis=1)
-        progress.update("finding neighbours", start + len(block), len(of))
-    return rows, alike
 
 
 def _into_unit(places: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from vitkit.curation.duplicates import Group
 from vitkit.curation.index import Index, default_place, open_index
 from vitkit.curation.search import nearest
-from vitkit.errors import DataError
+from vitkit.errors import DataError, shell_word
 from vitkit.io import read_json, write_json
 
 _SAME = 0.999  # cosine of features
@@ -50,7 +50,8 @@ def leak_warning(data: str) -> str:
     if not found:
         return ""
     many = f"{len(found):,} images that are evaluated {shows}, such as {found[0]}"
-    return f"warning: {many}: accuracy will look too high. `vitkit data clean {data} --index {place}` lists them"
+    command = f"vitkit data clean {shell_word(data)} --index {shell_word(place)}"
+    return f"warning: {many}: accuracy will look too high. `{command}` lists them"
 
 
 def _same_features(place: Path) -> list[str]:

@@ -25,7 +25,8 @@ import numpy as np
 from PIL import Image
 
 from vitkit.curation.index import Index
-from vitkit.curation.layout import NEIGHBOURS, chosen_method, layout, nearest
+from vitkit.curation.layout import NEIGHBOURS, chosen_method, layout
+from vitkit.curation.search import nearest_others
 from vitkit.curation.stored import read_array
 from vitkit.data import Source
 from vitkit.data.decode import BadImage
@@ -95,7 +96,7 @@ def build_map(
             folder / "neighbours.npy",
             (len(index), each),
             np.dtype(np.int32),
-            lambda: nearest(features, features, each, progress, own=True)[0],
+            lambda: nearest_others(features, each, progress)[0],
         )
         places = _kept(
             folder / "layout.npy",

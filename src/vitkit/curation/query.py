@@ -23,6 +23,7 @@ from vitkit.io import csv_cell, replacing, write_json, write_text
 from vitkit.prediction import Opened, stream
 from vitkit.prediction.opened import Loadable
 from vitkit.prediction.tables import features_of
+from vitkit.storage import is_url
 
 if TYPE_CHECKING:
     from vitkit.curation.index import Index
@@ -72,6 +73,8 @@ def search_text(
 
 
 def opened_image(image: str | Path | Image.Image) -> Image.Image:
+    if isinstance(image, (str, Path)) and not is_url(image) and not Path(image).expanduser().exists():
+        raise DataError(f"there is no file {image}; give the file of an image")
     try:
         return (image if isinstance(image, Image.Image) else decode(image)).convert("RGB")
     except BadImage as e:

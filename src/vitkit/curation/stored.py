@@ -57,8 +57,10 @@ def _start(file: BinaryIO, path: Path, kind: np.dtype, shape: tuple[int, ...]) -
     except (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as e:
         raise ValueError(f"{path.name} has no header that can be read") from e
     start, count = file.tell(), int(np.prod(shape, dtype=object)) * kind.itemsize
-    if (found, dtype, fortran) != (shape, kind, False) or os.fstat(file.fileno()).st_size != start + count:
+    if (found, dtype, fortran) != (shape, kind, False):
         raise ValueError(f"{path.name} holds {dtype} {found}, not {kind} {shape}")
+    if (size := os.fstat(file.fileno()).st_size) != start + count:
+        raise ValueError(f"{path.name} has {size:,} bytes, not {start + count:,}")
     return start
 
 

@@ -6,7 +6,6 @@ Shapes: N images, K neighbours, C classes.
 
 from __future__ import annotations
 
-import csv
 import io
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,15 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitkit.curation.apply import read_issues
+from vitkit.curation.clean import COLUMNS as ISSUE_COLUMNS
 from vitkit.curation.index import Index, open_index
-from vitkit.curation.layout import nearest
 from vitkit.curation.map import COLUMNS, TILE, Map, build_map
+from vitkit.curation.search import nearest
 from vitkit.data import Source
-from vitkit.errors import DataError, as_text
-from vitkit.io import csv_cell, open_text
+from vitkit.io import csv_cell
 from vitkit.progress import SILENT, Progress
-
-ISSUE_COLUMNS = ("path", "issue", "split", "label", "suggestion", "score", "group")
 
 
 class Neighbour(NamedTuple):
@@ -130,7 +128,7 @@ def open_view(
     """An index with its map, made or finished if need be, and its images; an error where the set is another now."""
     opened = open_index(index)
     catalogue = opened.catalogue(progress, data)
-    rows = read_issues(issues) if issues is not None else ()
+    rows = tuple(tuple(row[name] for name in ISSUE_COLUMNS) for row in read_issues(issues)) if issues else ()
     made = build_map(opened, catalogue.source, progress)
     view = View(opened, made, Path(str(data or opened.about["data"])).name, rows)
     if lost := sum(row < 0 and issue[0] != "" for row, issue in zip(view.issue_rows, rows, strict=True)):
@@ -152,16 +150,3 @@ def vote(of_neighbours: np.ndarray, labels: np.ndarray, classes: int) -> tuple[n
             if labels[row] >= 0:
                 loss[row] = -np.log((votes[labels[row]] + 1 / classes) / (len(known) + 1))
     return prediction, loss
-
-
-def read_issues(path: Path) -> tuple[tuple[str, ...], ...]:
-    """The rows of an issues.csv, as text."""
-    try:
-        with open_text(path, errors="surrogateescape", newline="") as file:
-            reader = csv.DictReader(file)
-            if missing := [name for name in ISSUE_COLUMNS if name not in (reader.fieldnames or ())]:
-                wanted = ",".join(ISSUE_COLUMNS)
-                raise DataError(f"{path} has no column {missing[0]!r}; it needs {wanted}: see `vitkit data clean`")
-            return tuple(tuple(as_text(row[name] or "") for name in ISSUE_COLUMNS) for row in reader)
-    except (OSError, csv.Error, UnicodeError) as e:
-        raise DataError(f"{path} cannot be read as a table ({e}); make it with `vitkit data clean`") from e

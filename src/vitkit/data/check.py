@@ -19,6 +19,7 @@ from vitkit.data.dataset import Dataset
 from vitkit.data.decode import BadImage, Header, decode, header, read_bytes
 from vitkit.data.loader import in_order
 from vitkit.data.source import Source
+from vitkit.errors import shell_word
 from vitkit.io import sha256
 from vitkit.progress import SILENT, Progress
 
@@ -128,7 +129,7 @@ def leakage(dataset: Dataset) -> str:
     if not (found := leaked_images(dataset)):
         return ""
     many = f"{len(found):,} images that are evaluated are in train too, such as {found[0]}"
-    return f"warning: {many}: accuracy will look too high. `vitkit data check {dataset.name}` lists them"
+    return f"warning: {many}: accuracy will look too high. `vitkit data check {shell_word(dataset.name)}` lists them"
 
 
 def leaked_images(dataset: Dataset) -> list[str]:

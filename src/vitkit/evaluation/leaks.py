@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -28,11 +29,16 @@ class WithoutLeaks:
 
 
 def without_leaks(model: nn.Module, result: Evaluation, source: Source, leaked: Collection[str]) -> WithoutLeaks | None:
-    """`leaked` are names as `source.where` gives them; None where no evaluated image is among them, or all are."""
-    names, records = set(map(as_text, leaked)), result.records
-    kept = np.array([as_text(source.where(int(i))) not in names for i in records.indices], dtype=bool)
+    """`leaked` are names as `source.where` gives them, relative or not; None where no evaluated image is among them,
+    or all are."""
+    names, records = set(map(_place, leaked)), result.records
+    kept = np.array([_place(source.where(int(i))) not in names for i in records.indices], dtype=bool)
     if kept.all() or not kept.any():
         return None
     rest = Records(records.indices[kept], {name: rows[kept] for name, rows in records.columns.items()}, records.bad)
     task = task_of(model, source.label_kind)
     return WithoutLeaks(int((~kept).sum()), task.evaluation(rest, source))
+
+
+def _place(name: str) -> str:
+    return os.path.abspath(as_text(name))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitkit.errors import shell_word
 from vitkit.tasks.base import Metric
 from vitkit.training.baseline import Baseline
 
@@ -205,4 +206,5 @@ def cleaner_labels(seen: Seen) -> Remedy | None:
     if share < 0.02:
         return None
     found = f"{by.doubtful:,} of {by.checked:,} labels seem wrong by cross-validation on {by.features}"
-    return Remedy(share, f"cleaner labels: {found} ({by.agreed:.0%} agree): `vitkit data clean {seen.data}` lists them")
+    lists = f"`vitkit data clean {shell_word(seen.data)}` lists them"
+    return Remedy(share, f"cleaner labels: {found} ({by.agreed:.0%} agree): {lists}")

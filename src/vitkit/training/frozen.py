@@ -18,7 +18,7 @@ from vitkit.checkpoints.native import save
 from vitkit.data import Loader
 from vitkit.data.identity import digest
 from vitkit.data.order import stratified_order
-from vitkit.errors import TrainError
+from vitkit.errors import TrainError, shell_word
 from vitkit.evaluation.features import Features, features
 from vitkit.evaluation.linear import FOLDS, Linear, fit
 from vitkit.io import canonical
@@ -161,5 +161,5 @@ class FrozenRun:
 
     def raise_if_stopped(self) -> None:
         if self.stop_asked:
-            again = f"vitkit train {self.parts.config.data} --out {self.out} --resume"
+            again = f"vitkit train {shell_word(self.parts.config.data)} --out {shell_word(self.out)} --resume"
             raise Stopped(f"stopped, all features so far are saved. Resume with: {again}")
