@@ -30,6 +30,7 @@ class Trainee(nn.Module):
     """
 
     plain: ClassVar[bool] = True  # `forward` takes images alone and uses every weight: it can be compiled
+    start: int = 0  # in place of images come the states that this block sees: those below are frozen and do not run
 
     def __init__(self, model: Model, patch_dropout: float = 0.0) -> None:
         super().__init__()
@@ -39,13 +40,14 @@ class Trainee(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         model = self.model
-        both = isinstance(model, ViT) and model.head.distilled is not None
-        if not isinstance(model, ViT) or not self.training or not (both or self.patch_dropout):
+        both = isinstance(model, ViT) and model.head.distilled is not None and self.training
+        dropped = self.patch_dropout if self.training else 0.0
+        if not isinstance(model, ViT) or not (both or dropped or self.start):
             return model(images)
-        x, place = model.embedded(images)
-        if self.patch_dropout:
-            x = drop_patches(x, model.config.prefix_tokens, self.patch_dropout)
-        x = model.encode(x, place, only=model.head.tokens_read)
+        x, place = (images, model.place(model.config.grid, images)) if self.start else model.embedded(images)
+        if dropped:
+            x = drop_patches(x, model.config.prefix_tokens, dropped)
+        x = model.encode(x, place, only=model.head.tokens_read, start=self.start)
         return torch.stack(model.head.both(x), dim=1) if both else model.head(x)
 
     @property

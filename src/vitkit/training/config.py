@@ -66,7 +66,9 @@ class TrainConfig(Jsonable):
     freeze: str = ""  # "backbone", or the number of blocks (and the embedding below them)
     # how a head on a frozen backbone learns: to convergence on features that are computed once, or by steps (also "")
     head: Literal["", "converge", "steps"] = ""
-    views: int = 0  # of every image, for head=converge: 1, or several augmented ones
+    # what frozen blocks make of the images, kept from one pass over them or computed in each step; "": as it fits
+    states: Literal["", "once", "each"] = ""
+    views: int = 0  # augmented ones of every image, one after the other; 0: a new one in every epoch
     lora: int = 0  # rank of the low-rank updates of the attention; 0: off
 
     # a teacher
@@ -131,6 +133,8 @@ class TrainConfig(Jsonable):
 
         if self.head == "converge" and self.freeze != "backbone":
             raise ConfigError("head=converge is for a frozen backbone; add --freeze backbone")
+        if self.states == "once" and not (self.freeze.isdigit() and int(self.freeze)):
+            raise ConfigError("states=once is for blocks that are frozen; add --freeze with their number")
 
     def replace(self, **changes: object) -> TrainConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
