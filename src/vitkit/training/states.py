@@ -203,8 +203,8 @@ def _kept(loop: Loop, loader: Loader, path: Path, view: int, watcher: Watcher) -
 
     kept = Kept.open(path, len(loader.source))
     try:
-        about = {"workers": loader.workers, "augment": varied, "seed": config.seed}
-        with evaluation_loader(loader.source, parts.model.config, **about) as every:
+        about = (loader.source, parts.model.config, None, loader.workers)
+        with evaluation_loader(*about, augment=varied, seed=config.seed) as every:
             fill(kept, parts.model, every, compute, view, watcher, check, enough)
     except OSError as e:
         hint = "free some space, or start again in another folder with --set states=each"
