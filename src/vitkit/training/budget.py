@@ -35,8 +35,8 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.costs import Costs, measured
 from vitkit.training.loop import FEW, MOST, ending
 from vitkit.training.parts import EVALUATED, task_for, validation_split
-from vitkit.training.recipe import complete
-from vitkit.training.states import views_of
+from vitkit.training.recipe import ONCE, choose_augmentation, complete
+from vitkit.training.states import frozen_blocks, views_of
 from vitkit.world import World
 
 LEARNING = 0.7  # of a budget is for learning
@@ -277,10 +277,14 @@ def keep(
         seconds = {"evaluated image": costs.evaluated, "head": head, "folds": cut.folds}
     kept: dict[str, object] = {"costs": seconds}
     kept |= {"evaluations": cut.evaluations} if config.head != "converge" else {}
-    kept |= {"states": "each"} if cut.states == "each" and not asked.states else {}
+    if not asked.states and (cut.states == "each" or (frozen_blocks(config) and cut.passes <= ONCE)):
+        kept["states"] = "each"
     for split, count, there in _splits(cut, wanted):
         name = f"{split}_images"
         kept[name] = count if count < there else getattr(asked, name)
+    if asked.augment is None and not asked.recipe and config.head != "converge":  # how often images are seen is known
+        reasons = [line for line in reasons if not line.startswith("augmentation:")]
+        kept |= choose_augmentation(asked, task, data.split("train"), reasons, cut.passes)
     config, said = config.replace(**kept), list[str]()
     fixed = asked.lr or asked.recipe or config.head == "converge" or task.pretrains or world.size > 1
     if init is not None and not fixed:
@@ -344,7 +348,7 @@ def _reasons(config: TrainConfig, cut: Cut, chooser: Chooser, costs: Costs, size
             f"image size: {size[1]}x{size[0]}, since at the checkpoint's own {own.image_size[1]}x{own.image_size[0]} "
             f"{was}; positions are resized (else: --image-size)"
         )
-    if cut.states == "each":
+    if cut.states == "each" or (config.states == "each" and cut.passes <= ONCE):
         lines.append("states: frozen blocks run in every step, for the budget is too short for a pass that keeps them")
     if not frozen:
         lines.append(f"length: about {cut.passes:.1f} passes over {wanted.train:,} images in {cut.learning:.0f} s")

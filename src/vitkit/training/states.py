@@ -66,6 +66,9 @@ def decide(parts: Parts) -> list[str]:
     splits = {"train": parts.loader.source, **{n: x.source for n, x in evaluated(parts).items()}}
     images = images_seen({name: len(source) for name, source in splits.items()}, config)
     reason = excluded(parts, images)
+    every = len(parts.loader.source) * views_of(config)
+    if not reason and not config.states and config.steps and config.steps * config.batch_size <= every:
+        reason = f"so few steps: they see fewer images than the {every:,} that would be computed"
     if reason and config.states == "once":
         raise ConfigError(f"states=once is not possible with {reason}")
     parts.config = config.replace(states="each" if reason else "once")
