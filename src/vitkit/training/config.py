@@ -75,6 +75,7 @@ class TrainConfig(Jsonable):
     teacher: str | None = None
     teacher_share: float = -1.0  # of the loss, for its outputs; negative: a half, or none with its features
     teacher_features: float = 0.0  # weight of the loss that draws our features towards its own; 0: off
+    teacher_patches: float = 0.0  # weight of the loss that does so patch by patch, beside its features; 0: off
     temperature: float = 0.0  # of soft labels; 0: the teacher's hard decision, as in DeiT
 
     # the machine
@@ -150,7 +151,15 @@ def _augment(knobs: dict[str, object]) -> Augment:
 TABLES: dict[str, Mapping[str, object]] = {"task": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
 _COUNTS = (
     *("epochs", "steps", "budget", "batch_size", "lr", "clip", "lora", "views", "evaluations", "save_every"),
-    *("hang_limit", "threads", "teacher_features", "train_images", "validation_images", "test_images"),
+    *(
+        "hang_limit",
+        "threads",
+        "teacher_features",
+        "teacher_patches",
+        "train_images",
+        "validation_images",
+        "test_images",
+    ),
 )
 _RANGES: list[tuple[tuple[str, ...], Callable[[float], bool], str]] = [
     (_COUNTS, lambda x: x >= 0, "not be negative"),

@@ -139,11 +139,11 @@ def assemble(
         wrap(average.model, world, shard=True)
     if teacher is not None or config.teacher is not None:
         guide = teacher if teacher is not None else load(str(config.teacher))
-        how = (config.teacher_share, config.temperature, config.teacher_features)
+        how = (config.teacher_share, config.temperature, config.teacher_features, config.teacher_patches)
         task.learn_from(guided := Teacher(guide, model, *how).to(world.device))
         if guided.features:
             guided.standardise(some_images(data.split("train"), model, STANDARDISED).to(world.device))
-    elif config.teacher_features:
+    elif config.teacher_features or config.teacher_patches:
         raise ConfigError("teacher_features are those of a teacher; name one with --set teacher=CHECKPOINT")
     torch.manual_seed(config.seed)  # what the task adds starts at random
     trainee = task.trainee(model, config.patch_dropout).to(world.device)

@@ -96,7 +96,8 @@ def said_of_loss(config: TrainConfig, source: Source) -> Iterator[str]:
         how = f"probabilities at temperature {config.temperature:g}" if config.temperature else "decisions"
         outputs = f"{config.teacher_share:.0%} of the loss, by its {how}" if config.teacher_share else ""
         features = f"its features, with a weight of {config.teacher_features:g}" if config.teacher_features else ""
-        yield f"teacher: {config.teacher}, {', and '.join(filter(None, (outputs, features)))}"
+        patches = f"its patch tokens, with a weight of {config.teacher_patches:g}" if config.teacher_patches else ""
+        yield f"teacher: {config.teacher}, {', and '.join(filter(None, (outputs, features, patches)))}"
 
 
 def check_pretraining(config: TrainConfig, task: Task, size: Size, batch: int, init: AnyConfig | None) -> None:
