@@ -160,6 +160,12 @@ def test_a_full_disk_is_named(above: dict, monkeypatch: pytest.MonkeyPatch) -> N
         run(above)
 
 
+def test_the_command_of_a_module_is_one_that_can_be_typed(above: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/vitkit/__main__.py", "train", "photos"])
+    run({**above, "steps": 1})
+    assert json.loads((Path(above["out"]) / "config.json").read_text())["command"] == "python -m vitkit train photos"
+
+
 def test_once_needs_frozen_blocks() -> None:
     for freeze in ("", "0", "backbone"):
         with pytest.raises(ConfigError, match="add --freeze with their number"):

@@ -316,6 +316,11 @@ def _advised(parts: Parts, result: Result, how: Curves) -> Result:
     return replace(result, advice=tuple(advise(Seen(*about, of_val, found))))
 
 
+def _program() -> str:
+    name = Path(sys.argv[0]).name
+    return "python -m vitkit" if name == "__main__.py" else name
+
+
 def _write_config(config: TrainConfig, parts: Parts, reasons: list[str], compared: list[Baseline]) -> None:
     versions = {"vitkit": __version__, "python": platform.python_version(), "torch": torch.__version__}
     about = {
@@ -325,7 +330,7 @@ def _write_config(config: TrainConfig, parts: Parts, reasons: list[str], compare
         "splits": parts.loader.source.splits,
         "chosen": reasons,
         "baseline": [one.to_dict() for one in compared],
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([_program(), *sys.argv[1:]]),
         "versions": {**versions, "numpy": numpy.__version__, "pillow": PIL.__version__},
         "machine": {"cores": os.cpu_count(), "device": parts.world.device.type, "processes": parts.world.size},
     }
