@@ -77,7 +77,7 @@ class FeatureTrainee(Trainee):
     def __init__(self, model: Model, width: int, patch_dropout: float = 0.0, patch_width: int = 0) -> None:
         super().__init__(model, patch_dropout)
         self.projection = nn.Linear(feature_width(model), width)
-        self.patches = nn.Linear(model.config.width, patch_width) if patch_width else None  # type: ignore[union-attr]
+        self.patches = nn.Linear(model.config.width, patch_width) if patch_width else None
         if patch_width and patch_dropout:
             raise ConfigError("teacher_patches compares all patches; leave out patch_dropout")
 
