@@ -111,7 +111,7 @@ def with_patches(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
     assert isinstance(model, ViT)
     x, place = model.embedded(images)
     x = model.encode(x, place)
-    return model.head.represent(x), x[:, model.config.prefix_tokens :].unflatten(1, place.grid)
+    return model.head.represent(x), torch.unflatten(x[:, model.config.prefix_tokens :], 1, place.grid)
 
 
 def classify(model: Model, x: Tensor) -> Tensor:
