@@ -1,10 +1,11 @@
 """What stands behind `--budget` for small images: test accuracy on CIFAR-10 by arm and budget.
 
 Arms: vitkit's default command; the same with plain convolutions instead of the whitened stem, with AdamW instead of
-Muon; its stem alone, without the Transformer (mean pooling, the same optimisers and augmentation); the plain ViT
-(patches of pixels); and the CNN of yardstick.py as a bar to clear, at each of its learning rates. Every run has the
-machine to itself and the same seconds on the clock; for vitkit they include choosing, validation and saving, for
-"stem alone" and the CNN training only. Accuracies are of the 10,000 test images (+-0.3 to 0.4 points by chance).
+Muon, with less or more augmentation; its stem alone, without the Transformer (mean pooling, the same optimisers and
+augmentation); the plain ViT (patches of pixels); and the CNN of yardstick.py as a bar to clear, at each of its learning
+rates. Every run has the machine to itself and the same seconds on the clock; for vitkit they include choosing,
+validation and saving, for "stem alone" and the CNN training only. Accuracies are of the 10,000 test images (+-0.3 to
+0.4 points by chance).
 
     python benchmarks/recipes.py --minutes 2.5 5             # resumable: what is in the results is not run again
     python benchmarks/recipes.py --arms default cnn --seeds 3
@@ -45,6 +46,8 @@ ARMS: dict[str, dict[str, Any]] = {  # settings of the training run
     "plain convolutions": {"model": "conv+32px/8"},
     "AdamW": {"optimizer": "adamw"},
     "plain ViT": {"model": "vit-32px/4"},
+    "no augmentation": {"augment": preset("none", smoothing=0.1)},
+    "medium augmentation": {"augment": preset("medium")},
 }
 
 

@@ -91,6 +91,16 @@ def test_the_same_options_with_the_same_help(name: str) -> None:
     assert {option: own.get(option) for option in reference} == reference
 
 
+@pytest.mark.parametrize("name", ["train", "pretrain"])
+def test_training_takes_the_heads_that_a_file_does_not_say(name: str, command, place: Path, tmp_path: Path) -> None:
+    asked = (name, place / "images", "--init", place / "bare.pth", "--image-size", "32", "--steps", "1")
+    code, _, err = command(*asked, "--out", tmp_path / "unsaid")
+    assert (code, "--heads N" in err) == (2, True)
+    code, _, err = command(*asked, "--out", tmp_path / "run", "--heads", "4", "--set", "batch_size=4")
+    assert code == 0, err
+    assert vitkit.load(tmp_path / "run").config.heads == 4
+
+
 @pytest.mark.parametrize("name", READERS)
 def test_a_bare_state_dict_at_another_size(name: str, command, place: Path, tmp_path: Path) -> None:
     """The heads of width 96 must be stated; positions are resized to 112."""

@@ -118,6 +118,12 @@ def test_resnet_config_is_checked_too() -> None:
         ResNetConfig(image_size=230, stem=StemConfig((3, 4, 6, 3)))  # type: ignore[arg-type]
 
 
+def test_only_a_call_is_told_to_pad() -> None:
+    """A configuration, as `train --image-size` makes one, has no such argument."""
+    with pytest.raises(ConfigError, match=r"nearest sizes are 224x224 and 240x240$"):
+        ViTConfig(image_size=225)
+
+
 def test_fields_of_published_variants_go_to_json_and_back() -> None:
     for rotary in (RotaryConfig(kind="box", base=100.0, half=True, jitter=1.1), RotaryConfig(reference=(14, 16))):
         assert RotaryConfig.from_json(rotary.to_json()) == rotary

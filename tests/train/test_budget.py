@@ -19,7 +19,7 @@ from peers import randomize
 from train.test_frozen import digests
 from train.test_runs import KILLER, Clock
 from vitkit import world as worlds
-from vitkit.data import open_data
+from vitkit.data import open_data, preset
 from vitkit.data.order import stratified_order, stratified_part
 from vitkit.errors import ConfigError
 from vitkit.evaluation.features import features
@@ -29,8 +29,8 @@ from vitkit.training.budget import Chooser, Wanted, cut_features, cut_steps
 from vitkit.training.config import TrainConfig
 from vitkit.training.costs import Costs
 from vitkit.training.loop import ending
-from vitkit.training.parts import open_init
-from vitkit.training.recipe import complete
+from vitkit.training.parts import open_init, task_for
+from vitkit.training.recipe import choose_augmentation, complete
 from vitkit.training.result import Watcher
 
 PHOTOS = Wanted(budget=120.0, train=2_640, validation=330, test=330, batch=32)
@@ -341,3 +341,31 @@ def test_killed_and_resumed_a_budget_run_continues_with_the_recorded_choices(sho
     assert done.returncode == 0
     assert (out / "config.json").read_text() == about
     assert json.loads((out / "result.json").read_text())["images"]["validation"][1] == 32
+
+
+@pytest.mark.parametrize(
+    ("passes", "pixels", "fine", "name"),
+    [
+        (1.2, 96, False, "none"),
+        (1.2, 8, True, "none"),
+        (20, 96, False, "light"),
+        (300, 96, False, "medium"),
+        (300, 8, False, "light"),
+        (300, 96, True, "light"),
+        (0.0, 96, False, "light"),
+    ],
+)
+def test_augmentation_follows_from_how_often_images_are_seen(
+    passes: float, pixels: int, fine: bool, name: str, tmp_path: Path
+) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (40, pixels, pixels, 3), dtype=np.uint8)
+    np.savez(tmp_path / "some.npz", x_train=images, y_train=np.arange(40) % 4)
+    source = open_data(str(tmp_path / "some.npz")).split("train")
+    asked = TrainConfig(init="x" if fine else None)
+    reasons: list[str] = []
+    chosen = choose_augmentation(asked, task_for(asked, source), source, reasons, passes)["augment"]
+    smoothing = 0.0 if fine else 0.1
+    assert chosen == preset(name, smoothing=smoothing)
+    assert reasons[0].startswith(f"augmentation: {name}")
+    if passes:
+        assert f"{passes:.3g} passes over {len(source)} images of 4 classes" in reasons[0]

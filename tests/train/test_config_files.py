@@ -115,6 +115,9 @@ def test_runs_are_listed_sorted_and_compared(tmp_path: Path, command) -> None:
     differs = json.loads(command("runs", *folders, "--compare", "--json")[1])["differences"]
     assert differs["lr"] == [1e-2, 1e-3]
     assert "steps" not in differs
+    turned = json.loads(command("runs", *folders[::-1], "--compare", "--json")[1])
+    assert turned["runs"] == [str(folder) for folder in folders[::-1]], "in the order in which they are named"
+    assert turned["differences"]["lr"] == [1e-3, 1e-2]
     assert "lr" in command("runs", *folders, "--compare")[1]
     assert "Did you mean" in command("runs", tmp_path / "runs", "--sort", "beest")[2]
     assert "two runs" in command("runs", folders[0], "--compare")[2]

@@ -45,6 +45,15 @@ def test_what_the_user_states_wins_and_the_rest_is_scaled() -> None:
     assert whole.warmup == pytest.approx(5 / 300)
 
 
+def test_a_budget_chooses_the_size_of_a_recipe_that_has_one() -> None:
+    asked = TrainConfig(recipe="paper-finetune", init="model", budget=60.0)
+    config, reasons = published.apply(asked, batch=64, count=1000)
+    assert config.image_size is None
+    assert any("not at 384 pixels, for a budget chooses the size (else: --image-size 384)" in line for line in reasons)
+    assert published.apply(asked.replace(image_size=384), 64, 1000)[0].image_size == (384, 384)
+    assert published.apply(asked.replace(budget=0.0), 64, 1000)[0].image_size == (384, 384)
+
+
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="Did you mean deit"):
         published.find("diet")

@@ -98,6 +98,7 @@ HangLimit = Annotated[
     float, Option(help="Seconds without a step after which a hung process dumps all stacks and ends; 0: never.")
 ]
 ImageSize = Annotated[str | None, Option(metavar="SIZE", help="384, or 224x448 (height x width).")]
+Heads = Annotated[int | None, Option(help="Attention heads, where the file does not say.")]
 Classes = Annotated[int | None, Option(help="Replace the classifier by a new one; 0 for none.")]
 
 _NAME_MAP = "A .toml file with the tensor names of a home-made ViT (docs/checkpoints.md)."
@@ -108,7 +109,7 @@ MODEL_OPTIONS: dict[str, object] = {  # field of ModelOptions -> its option, in 
     "patch_size": Annotated[str | None, Option(help="Resize the patch embedding (FlexiViT).")],
     "channels": Annotated[int | None, Option(help="Adapt the first filters to this many input channels.")],
     "classes": Classes,
-    "heads": Annotated[int | None, Option(help="Attention heads, where the file does not say.")],
+    "heads": Heads,
     "activation": Annotated[
         str | None, Option(help="gelu, gelu-tanh, quick-gelu or swiglu, where the file does not say.")
     ],

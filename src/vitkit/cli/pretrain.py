@@ -38,6 +38,7 @@ def pretrain(
     batch_size: Annotated[int, Option(help="Images per step, over all processes.")] = 0,
     lr: Annotated[float, Option(help="Peak learning rate.")] = 0.0,
     image_size: opt.ImageSize = None,
+    heads: opt.Heads = None,
     workers: Annotated[int, Option(help="Loading processes.")] = -1,
     cache_dir: opt.CacheDir = None,
     cache: Annotated[bool, Option("--cache", help="Decode images once and keep them.")] = False,
@@ -72,7 +73,7 @@ def pretrain(
     fields = {name: value for name, value in context.params.items() if name in vitkit.TrainConfig.__dataclass_fields__}
     fields |= {"task": method, "image_size": image_size or None}
     fields |= {"out": out or free_folder(f"{data}-{method}"), "budget": parse_duration(budget) if budget else 0.0}
-    config = assign(vitkit.TrainConfig(**fields), settings or [])
+    config = assign(vitkit.TrainConfig(**fields), [*([f"model.heads={heads}"] if heads else []), *(settings or [])])
     result = watch(config, started, as_json, resume, restart, accept_changed_data)
     report(result, data or "DATA", as_json, config.out)
 

@@ -44,14 +44,17 @@ def schema() -> None:
 
 def runs(
     folders: Annotated[list[str] | None, Argument(metavar="[DIR|RUN]...", help="Runs, or folders of runs.")] = None,
-    sort: Annotated[str, Option(help="A column or a setting; -best: the highest first.")] = "run",
+    sort: Annotated[
+        str, Option(help="A column or a setting; -best: the highest first. Default: run; with --compare as named.")
+    ] = "",
     compare: Annotated[bool, Option("--compare", help="Show only what differs between the runs.")] = False,
     as_json: opt.Json = False,
 ) -> None:
     """List training runs and what they reached, or compare some of them."""
     from vitkit.training.runs import COLUMNS, differences, find_runs, sort_runs
 
-    found = sort_runs(find_runs(folders or ["runs"]), sort)
+    found = find_runs(folders or ["runs"])
+    found = found if compare and not sort else sort_runs(found, sort or "run")
     names = [str(run.folder) for run in found]
     if compare:
         lines = differences(found)

@@ -45,6 +45,7 @@ def train(
     batch_size: Annotated[int, Option(help="Images per step, over all processes.")] = 0,
     lr: Annotated[float, Option(help="Peak learning rate.")] = 0.0,
     image_size: opt.ImageSize = None,
+    heads: opt.Heads = None,
     augment: Annotated[str, Option(help="none, light, medium or strong.")] = "",
     recipe: Annotated[
         str,
@@ -106,7 +107,8 @@ def train(
     }
     fields |= {"augment": fields["augment"] or None, "budget": fields["budget"] or 0.0}
     fields["out"] = fields["out"] or free_folder(str(fields["data"]))
-    made = assign(vitkit.TrainConfig(**checked(fields)), settings or [])  # type: ignore[arg-type]
+    settings = [*([f"model.heads={heads}"] if heads else []), *(settings or [])]
+    made = assign(vitkit.TrainConfig(**checked(fields)), settings)  # type: ignore[arg-type]
     if not made.data and not (resume or restart):  # a run knows what it is trained on
         raise ConfigError("name the images to train on: vitkit train DATA, or data = ... in the file of --config")
     if opt.check_engine(engine, processes):

@@ -117,7 +117,12 @@ def to_tensor(image: Image.Image | np.ndarray) -> Tensor:
 
 
 def normalise(images: Tensor, pre: Preprocessing) -> Tensor:
-    """uint8 (..., C, H, W) -> float (x / 255 - mean) / std, on whatever device the images are."""
+    """uint8 (..., C, H, W) -> float (x / 255 - mean) / std, on whatever device the images are.
+
+    Floats stay as they are: what is kept of frozen blocks comes in place of images.
+    """
+    if images.is_floating_point():
+        return images
     mean, std = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (pre.mean, pre.std))
     out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
     few = max(1, 2**18 // max(1, images[..., :1, :, :].numel())) if images.device.type == "cpu" else len(images)

@@ -70,6 +70,7 @@ class Samples:
     ) -> None:
         self.source, self.pre, self.augment, self.seed = source, pre, augment, seed
         self.channels, self.replace_bad = channels or source.channels, replace_bad
+        self.views = 0  # that augmentation makes of an image, one after the other; 0: a new one in every epoch
         self.crop = crop_kind(augment, pre.size) if augment else "none"
         self.pixels: Tensor | None = None
         if source.pixels is not None:
@@ -80,8 +81,7 @@ class Samples:
 
     @one_thread()
     def load(self, epoch: int, order: Order) -> Batch:
-        keys = sample_keys(self.seed, epoch, order.indices, order.repeats)
-        bad: list[BadFile] = []
+        keys, bad = self.keys(epoch, order), list[BadFile]()
         if self.pixels is not None:
             images, used = self.pixels.index_select(0, torch.from_numpy(np.array(order.indices))), order.indices
             if self.crop != "resized" and self.prepare_late:
@@ -101,6 +101,11 @@ class Samples:
         labels = labels.float() if self.source.multi_label else labels
         return Batch(images, labels, torch.from_numpy(order.indices[kept]), keys, bad)
 
+    def keys(self, epoch: int, order: Order) -> Keys:
+        if self.views:
+            return sample_keys(self.seed, epoch % self.views, order.indices)
+        return sample_keys(self.seed, epoch, order.indices, order.repeats)
+
     def _from_files(self, indices: np.ndarray, keys: Keys, bad: list[BadFile]) -> tuple[Tensor, np.ndarray]:
         """The images, and the samples they are of; -1 where an image is left out."""
         images = torch.empty((len(indices), self.channels, *self.pre.size), dtype=torch.uint8)
@@ -113,7 +118,7 @@ class Samples:
 
     def _readable(self, index: int, draws: np.ndarray | None, bad: list[BadFile]) -> tuple[Tensor, int] | None:
         """The sample, or the first readable one of its class in an order of its own; None when it is left out."""
-        for candidate in self._candidates(index):
+        for candidate in self.candidates(index):
             try:
                 if draws is None or self.augment is None:
                     return self.source.pixels_of(candidate, self.pre, self.channels), candidate
@@ -122,8 +127,11 @@ class Samples:
                 bad.append(BadFile(self.source.where(candidate), self.source.label_name(candidate), e.reason))
         if not self.replace_bad:
             return None
+        raise self.nothing_like(index, bad)
+
+    def nothing_like(self, index: int, bad: list[BadFile]) -> DataError:
         first = "\n".join(f"  {b.path}: {b.reason}" for b in bad[:3])
-        raise DataError(
+        return DataError(
             f"no image of the class {self.source.label_name(index)!r} in {self.source.name} can be read:\n{first}\n"
             f"Repair them or remove the class; `vitkit data check` lists everything that is wrong"
         )
@@ -151,7 +159,8 @@ class Samples:
         between = box[0] * x, box[1] * y, min(box[2] * x, image.width), min(box[3] * y, image.height)  # between pixels
         return to_tensor(image.resize((width, height), RESAMPLING[self.pre.interpolation], box=between))
 
-    def _candidates(self, index: int) -> Iterator[int]:
+    def candidates(self, index: int) -> Iterator[int]:
+        """The sample, then where it is replaced the others of its class."""
         yield index
         if self.replace_bad:
             same = self.source.members[self.source.groups[index]]

@@ -8,6 +8,7 @@ Shapes: N samples of the set, M of them readable, D width of the representation.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -68,6 +69,10 @@ class Kept:
         return kept
 
     def _map(self, path: Path, mode: str, width: int) -> None:
+        if mode == "w+" and hasattr(os, "posix_fallocate"):  # a disk that is too full says so now, and in words
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, max(1, 4 * self.count * width))
+            mode = "r+"
         self.rows = np.memmap(path, np.float32, mode, shape=(self.count, width))  # type: ignore[call-overload]
 
     def put(self, indices: np.ndarray, values: np.ndarray, asked: np.ndarray, bad: list[BadFile]) -> None:
@@ -110,31 +115,33 @@ def features(
     enough   is asked after every batch (in one process); once it says so, only the samples before are in the result,
              also when the same pass is asked for again
     """
-    inner = unwrapped(model)
     kept = Kept.open(path, len(source))
-    with evaluation_loader(source, inner.config, **how, augment=augment, seed=seed) as loader:
-        if kept.batches < len(loader) and not kept.ended:
-            _fill(model, loader, kept, view, progress, check, enough)
+    with evaluation_loader(source, unwrapped(model).config, **how, augment=augment, seed=seed) as loader:
+        fill(kept, model, loader, unwrapped(model).pooled, view, progress, check, enough)
     return _whole(kept, loader, source)
 
 
-def _fill(
+def fill(
+    kept: Kept,
     model: nn.Module,
     loader: Loader,
-    kept: Kept,
+    compute: Callable[[Tensor], Tensor],
     view: int,
     progress: Progress,
     check: Callable[[], None],
     enough: Callable[[], bool],
 ) -> None:
-    first, inner, marked = next(model.parameters()), unwrapped(model), time.monotonic()
+    """The rows that are missing, each what `compute` makes of an image; the rest is as `features` says."""
+    if kept.batches >= len(loader) or kept.ended:
+        return
+    first, marked = next(model.parameters()), time.monotonic()
     total, what = len(loader.source), f"computing features of {loader.source.name} ({loader.source.split})"
     loader.epoch, loader.step = view, kept.batches
     with evaluating(model):
         for batch in loader:
             blank = torch.zeros(1, *batch.images.shape[1:], dtype=torch.uint8)  # for a rank with nothing to do
             images = normalise((batch.images if len(batch) else blank).to(first.device), loader.pre)
-            values = inner.pooled(images.to(first.dtype))[: len(batch)].float().cpu().numpy()
+            values = compute(images.to(first.dtype))[: len(batch)].float().cpu().numpy()
             kept.put(batch.indices.numpy(), values, asked_of(loader, kept.batches), batch.bad)
             progress.update(what, min(total, kept.batches * loader.batch_size), total)
             if time.monotonic() - marked > _MARK_EVERY:

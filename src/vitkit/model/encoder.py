@@ -101,14 +101,18 @@ class Encoder(Part):
         kept: dict[int, Tensor] | None = None,
         merge: MergePlan | None = None,
         recompute: bool = False,
+        start: int = 0,
     ) -> Tensor:
         """`on_weights` sees the attention of the blocks `looked_at`, in order of depth; the rest stay fused.
 
         `kept` has the numbers of blocks, and receives the tokens after them; deeper blocks do not run.
         As `merge` says, patches vanish in each block; with `recompute` it runs again in the backward pass.
+        `x` is what block number `start` sees: those before it do not run.
         """
         merging = MERGINGS[merge.method](merge.counts(len(self.blocks)), self.prefix) if merge else None
         for i, block in enumerate(self.blocks):
+            if i < start:
+                continue
             if kept is not None and i > max(kept):
                 break
             look = on_weights if i in looked_at else None

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from vitkit.errors import ConfigError, VitkitError
+from vitkit.errors import ConfigError, InputError, VitkitError
 from vitkit.model.jsonable import Jsonable
 
 Size = tuple[int, int]  # (height, width), always in this order
@@ -233,5 +233,6 @@ def check_divisible(image: Size, patch: Size, error: type[VitkitError] = ConfigE
         (h, taller), (w, wider) = ((max(p, n // p * p), -(-n // p) * p) for n, p in zip(image, patch, strict=True))
         raise error(
             f"an image of {image[0]}x{image[1]} (height x width) is not divided by patches of {patch[0]}x{patch[1]}; "
-            f"the nearest sizes are {h}x{w} and {taller}x{wider}, or call the model with pad=True"
+            f"the nearest sizes are {h}x{w} and {taller}x{wider}"
+            + (", or call the model with pad=True" if issubclass(error, InputError) else "")
         )

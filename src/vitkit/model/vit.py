@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitkit.model.attention import OnWeights
 from vitkit.model.base import Layers, VisionModel, layer_numbers
 from vitkit.model.blocks import block_kind
-from vitkit.model.config import ViTConfig
+from vitkit.model.config import Size, ViTConfig
 from vitkit.model.encoder import Encoder
 from vitkit.model.head import Head
 from vitkit.model.norms import build_norm
@@ -90,8 +90,13 @@ class ViT(VisionModel):
         patches = patches if on_patches is None else on_patches(patches)
         x = self.positions(self.prefix(), patches, grid)  # B (P + N) D
         x = F.dropout(x, self.config.embedding_rate, self.training)
-        x, place = x if self.pre_norm is None else self.pre_norm(x), self.positions.place(grid, x)
-        return x, place if self.rotary is None else self.rotary.turn(place, x)
+        x = x if self.pre_norm is None else self.pre_norm(x)
+        return x, self.place(grid, x)
+
+    def place(self, grid: Size, x: Tensor) -> Place:
+        """Where tokens B (P + N) D of this grid are, for the blocks."""
+        place = self.positions.place(grid, x)
+        return place if self.rotary is None else self.rotary.turn(place, x)
 
     def prefix(self) -> Tensor:
         """P D: class, distillation and register tokens."""
@@ -106,11 +111,15 @@ class ViT(VisionModel):
         layers: Layers = None,
         only: int | None = None,
         kept: dict[int, Tensor] | None = None,
+        start: int = 0,
     ) -> Tensor:
-        """What `embedded` gives -> B (P + N) D after the final norm, or B only D; `kept` is as in `Encoder.forward`."""
+        """What `embedded` gives -> B (P + N) D after the final norm, or B only D.
+
+        `kept` and `start` are as in `Encoder.forward`.
+        """
         looked_at = () if on_weights is None else layer_numbers(layers, self.config.depth)
         merge, recompute = (None, self.gradient_checkpointing) if self.training else (self.merge_plan, False)
-        x = self.encoder(x, place, on_weights, looked_at, only, kept, merge, recompute)
+        x = self.encoder(x, place, on_weights, looked_at, only, kept, merge, recompute, start)
         return x if self.norm is None or kept is not None else self.norm(x)
 
     @property

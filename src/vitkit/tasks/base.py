@@ -25,7 +25,7 @@ from vitkit.model.base import OutputKind, Outputs
 from vitkit.model.build import Model
 from vitkit.progress import SILENT, Progress
 from vitkit.tasks.result import Evaluation, Recorded, Records, collect
-from vitkit.tasks.trainee import FeatureTrainee, Teacher, Trainee, apart
+from vitkit.tasks.trainee import FeatureTrainee, Taught, Teacher, Trainee, apart
 
 Row = dict[str, str | float]
 Columns = dict[str, type[str] | type[float]]
@@ -115,7 +115,7 @@ class Task:
 
     def trainee(self, model: Model, patch_dropout: float = 0.0) -> Trainee:
         if self.teacher is not None and self.teacher.features:
-            return FeatureTrainee(model, self.teacher.width, patch_dropout)
+            return FeatureTrainee(model, self.teacher.width, patch_dropout, self.teacher.patch_width)
         return Trainee(model, patch_dropout)
 
     def learn_from(self, teacher: Teacher) -> None:
@@ -128,10 +128,10 @@ class Task:
 
         With a distillation token, its logits learn from the teacher; without a teacher, from the labels too.
         """
-        output, features = both if isinstance(both := trainee(images), tuple) else (both, None)
+        output, features, patches = found if isinstance(found := trainee(images), tuple) else (found, None, None)
         ours, theirs = output.unbind(1) if output.ndim == 3 else (output, output)
         loss, teacher = self.criterion(ours, targets), self.teacher
-        said, seen = teacher.taught(images) if teacher is not None else (None, None)
+        said, seen, seen_patches = teacher.taught(images) if teacher is not None else Taught()
         if teacher is not None and said is not None:
             taught = self.distillation(theirs, said, teacher.temperature)
             loss = (1 - teacher.share) * loss + teacher.share * taught
@@ -139,7 +139,10 @@ class Task:
             loss = (loss + self.criterion(theirs, targets)) / 2
         if teacher is None or features is None or seen is None:
             return loss
-        return loss + teacher.features * apart(features, seen)
+        loss = loss + teacher.features * apart(features, seen)
+        if patches is None or seen_patches is None:
+            return loss
+        return loss + teacher.patches * apart(patches, seen_patches)
 
     def criterion(self, output: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of the model's output, in single precision."""

@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from torch import nn
 
@@ -34,7 +35,8 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.costs import Costs, measured
 from vitkit.training.loop import FEW, MOST, ending
 from vitkit.training.parts import EVALUATED, task_for, validation_split
-from vitkit.training.recipe import complete
+from vitkit.training.recipe import ONCE, choose_augmentation, complete
+from vitkit.training.states import frozen_blocks, views_of
 from vitkit.world import World
 
 LEARNING = 0.7  # of a budget is for learning
@@ -60,7 +62,7 @@ class Wanted:
     test: int
     batch: int
     evaluations: int = 0  # asked for
-    views: int = 0  # of every image, with a frozen backbone; 0: it learns by steps
+    views: int = 1  # of every image, with a frozen backbone or frozen blocks
     batch_is_fixed: bool = False
 
 
@@ -78,10 +80,20 @@ class Cut:
     whole: bool  # enough to learn from, and every test image evaluated
     needs: float  # the shortest budget that could be kept
     folds: int = FOLDS  # of the cross-validation of a head
+    states: Literal["", "once", "each"] = ""  # how frozen blocks are run
 
 
 def cut_steps(wanted: Wanted, costs: Costs, spent: float) -> Cut:
-    """A run by steps: time for evaluation first, the rest is for learning. `spent`: seconds that are over."""
+    """A run by steps, `spent` seconds after its start; frozen blocks run once, or in every step: what learns more."""
+    each = _cut_steps(wanted, costs.by_images(), spent)
+    if not costs.once:
+        return each
+    once = _cut_steps(wanted, costs.by_states(), spent + wanted.train * wanted.views * costs.once)
+    return replace(once, states="once") if once.passes > each.passes else replace(each, states="each")
+
+
+def _cut_steps(wanted: Wanted, costs: Costs, spent: float) -> Cut:
+    """Time for evaluation first, the rest is for learning."""
     left = wanted.budget - spent - ending(spent)
     room = max(0.06 * wanted.budget, left - LEARNING * wanted.budget)
     half = room / 2 if wanted.test * costs.evaluated > room / 2 else room - wanted.test * costs.evaluated
@@ -174,7 +186,8 @@ class Chooser:
         assert last is not None
         assert isinstance(self.own, ViTConfig)
         more = work(self.own, size) / work(self.own, last)
-        return self._cut(costs._replace(image=costs.image * more, evaluated=costs.evaluated * more))
+        grown = {name: more * getattr(costs, name) for name in ("image", "evaluated", "once")}
+        return self._cut(costs._replace(**grown))
 
     def size(self) -> Size | None:
         """The largest that fits, by prediction and then by measurement, else the smallest; None: nothing to choose."""
@@ -247,7 +260,8 @@ def keep(
     cut = chooser.cut(size)
     if cut.needs > config.budget:  # perhaps something else kept the machine busy for a moment
         cut = chooser.again(size)
-    costs, wanted = chooser.known[size], chooser.wanted
+    known, wanted = chooser.known[size], chooser.wanted
+    costs = known.by_states() if cut.states == "once" else known.by_images()
     if cut.needs > config.budget:
         raise ConfigError(_too_short(asked, chooser, cut, size))
     if size == (chooser.own.image_size if chooser.own else None):
@@ -263,14 +277,19 @@ def keep(
         seconds = {"evaluated image": costs.evaluated, "head": head, "folds": cut.folds}
     kept: dict[str, object] = {"costs": seconds}
     kept |= {"evaluations": cut.evaluations} if config.head != "converge" else {}
+    if not asked.states and (cut.states == "each" or (frozen_blocks(config) and cut.passes <= ONCE)):
+        kept["states"] = "each"
     for split, count, there in _splits(cut, wanted):
         name = f"{split}_images"
         kept[name] = count if count < there else getattr(asked, name)
+    if asked.augment is None and not asked.recipe and config.head != "converge":  # how often images are seen is known
+        reasons = [line for line in reasons if not line.startswith("augmentation:")]
+        kept |= choose_augmentation(asked, task, data.split("train"), reasons, cut.passes)
     config, said = config.replace(**kept), list[str]()
     fixed = asked.lr or asked.recipe or config.head == "converge" or task.pretrains or world.size > 1
     if init is not None and not fixed:
         before, loss = chooser.clock(), rates.loss_of(config, data, world, init, teacher)
-        config, said = _rate(config, cut, costs, loss, chooser.clock)
+        config, said = _rate(config, cut, known.by_images(), loss, chooser.clock)
         over = min(cut.learning, chooser.clock() - before)
         cut = replace(cut, learning=cut.learning - over, passes=cut.passes * (1 - over / max(1e-9, cut.learning)))
     return config, [*reasons, *_reasons(config, cut, chooser, costs, size), *said]
@@ -309,7 +328,7 @@ def _wanted(asked: TrainConfig, config: TrainConfig, data: Dataset, task: Task) 
         test=0 if task.pretrains else count("test", asked.test_images),
         batch=config.batch_size,
         evaluations=asked.evaluations,
-        views=config.views if config.head == "converge" else 0,
+        views=config.views if config.head == "converge" else views_of(config),
         batch_is_fixed=bool(asked.batch_size or asked.recipe),
     )
 
@@ -329,6 +348,8 @@ def _reasons(config: TrainConfig, cut: Cut, chooser: Chooser, costs: Costs, size
             f"image size: {size[1]}x{size[0]}, since at the checkpoint's own {own.image_size[1]}x{own.image_size[0]} "
             f"{was}; positions are resized (else: --image-size)"
         )
+    if cut.states == "each" or (config.states == "each" and cut.passes <= ONCE):
+        lines.append("states: frozen blocks run in every step, for the budget is too short for a pass that keeps them")
     if not frozen:
         lines.append(f"length: about {cut.passes:.1f} passes over {wanted.train:,} images in {cut.learning:.0f} s")
     for split, count, there in _splits(cut, wanted):

@@ -66,13 +66,16 @@ class TrainConfig(Jsonable):
     freeze: str = ""  # "backbone", or the number of blocks (and the embedding below them)
     # how a head on a frozen backbone learns: to convergence on features that are computed once, or by steps (also "")
     head: Literal["", "converge", "steps"] = ""
-    views: int = 0  # of every image, for head=converge: 1, or several augmented ones
+    # what frozen blocks make of the images, kept from one pass over them or computed in each step; "": as it fits
+    states: Literal["", "once", "each"] = ""
+    views: int = 0  # augmented ones of every image, one after the other; 0: a new one in every epoch
     lora: int = 0  # rank of the low-rank updates of the attention; 0: off
 
     # a teacher
     teacher: str | None = None
     teacher_share: float = -1.0  # of the loss, for its outputs; negative: a half, or none with its features
     teacher_features: float = 0.0  # weight of the loss that draws our features towards its own; 0: off
+    teacher_patches: float = 0.0  # weight of the loss that does so patch by patch, beside its features; 0: off
     temperature: float = 0.0  # of soft labels; 0: the teacher's hard decision, as in DeiT
 
     # the machine
@@ -131,6 +134,8 @@ class TrainConfig(Jsonable):
 
         if self.head == "converge" and self.freeze != "backbone":
             raise ConfigError("head=converge is for a frozen backbone; add --freeze backbone")
+        if self.states == "once" and not (self.freeze.isdigit() and int(self.freeze)):
+            raise ConfigError("states=once is for blocks that are frozen; add --freeze with their number")
 
     def replace(self, **changes: object) -> TrainConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
@@ -146,7 +151,15 @@ def _augment(knobs: dict[str, object]) -> Augment:
 TABLES: dict[str, Mapping[str, object]] = {"task": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
 _COUNTS = (
     *("epochs", "steps", "budget", "batch_size", "lr", "clip", "lora", "views", "evaluations", "save_every"),
-    *("hang_limit", "threads", "teacher_features", "train_images", "validation_images", "test_images"),
+    *(
+        "hang_limit",
+        "threads",
+        "teacher_features",
+        "teacher_patches",
+        "train_images",
+        "validation_images",
+        "test_images",
+    ),
 )
 _RANGES: list[tuple[tuple[str, ...], Callable[[float], bool], str]] = [
     (_COUNTS, lambda x: x >= 0, "not be negative"),

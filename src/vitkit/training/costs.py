@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.checkpoints.family import Checkpoint
 from vitkit.data import Batch, Dataset, normalise
@@ -24,6 +24,7 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.loop import Loop
 from vitkit.training.parts import Parts, assemble
 from vitkit.training.result import Watcher
+from vitkit.training.states import excluded, frozen_blocks, images_seen, states_of
 from vitkit.world import World
 
 HEAD_WORK = 4000.0  # evaluations of the objective by which a head on features is found: 3,973 for the digits
@@ -39,6 +40,15 @@ class Costs(NamedTuple):
     update: float  # of the weights, once a step
     evaluated: float  # to evaluate an image, reading it included
     head: float = 0.0  # to train a head on the features of an image
+    once: float = 0.0  # to read an image and compute the states of frozen blocks, where `image` begins at these
+
+    def by_images(self) -> Costs:
+        """Where everything is computed in every step."""
+        return self._replace(image=self.image + self.once, evaluated=self.evaluated + self.once, once=0.0)
+
+    def by_states(self) -> Costs:
+        """After the pass over the training images; those that are evaluated are counted as if each were new."""
+        return self._replace(evaluated=self.evaluated + self.once)
 
     def step(self, batch: int) -> float:
         return batch * self.image + self.update
@@ -50,13 +60,20 @@ def measured(
     """The costs of a configuration, from a model of its own that learns from a few images and is thrown away."""
     enough = min(1.0, max(0.02, 0.004 * config.budget))
     with trial(config, few(data), world, init, teacher) as timed:
-        reading = timed.reading() / max(1, min(config.workers, os.cpu_count() or 1))
+        reading, once = timed.reading() / max(1, min(config.workers, os.cpu_count() or 1)), 0.0
+        if (
+            config.states != "each"
+            and frozen_blocks(config)
+            and not excluded(timed.parts, images_seen(data.splits, config))
+        ):
+            once, reading = per_image(timed.states, 64, enough) + reading, 0.0
+            timed.learn_from_states()
         evaluated = per_image(timed.evaluate, 64, enough)
         head = timed.head() if config.head == "converge" else 0.0
         if config.head == "converge":
             return Costs(0.0, 0.0, (evaluated + reading) / world.size, head)
         image = per_image(timed.learn, max(1, config.batch_size // world.size), enough)
-        return Costs((image + reading) / world.size, timed.update(), (evaluated + reading) / world.size)
+        return Costs((image + reading) / world.size, timed.update(), (evaluated + reading) / world.size, once=once)
 
 
 @contextmanager
@@ -86,7 +103,7 @@ def by_threads(
         return threads.timed(lambda: work(count), threads.numbers(), seconds)
 
 
-def per_image(run: Callable[[int], None], most: int, enough: float) -> float:
+def per_image(run: Callable[[int], object], most: int, enough: float) -> float:
     """Seconds for an image: with ever more of them, until a run takes long enough to be timed.
 
     The shorter of two: what else a machine does makes a run longer, never shorter.
@@ -95,7 +112,7 @@ def per_image(run: Callable[[int], None], most: int, enough: float) -> float:
     return min(took, _timed(run, count) if took < _ONCE * enough else took) / count
 
 
-def _grown(run: Callable[[int], None], most: int, enough: float) -> tuple[int, float]:
+def _grown(run: Callable[[int], object], most: int, enough: float) -> tuple[int, float]:
     """So many images that a run takes long enough, and how long that is."""
     count, warm = 1, False
     while (took := _timed(run, count)) < enough and not (warm and count >= most):
@@ -146,9 +163,21 @@ class Timed:
         return min(_timed(self.loop.update) for _ in range(2))
 
     def evaluate(self, count: int) -> None:
-        model, images = self.parts.model, self.images(count).images.to(self.parts.world.device)
+        model = self.parts.on_input(self.parts.model)
         with evaluating(model):
-            model(normalise(images, model.config.preprocessing)).sum().item()
+            model(self.seen(count)).sum().item()
+
+    def seen(self, count: int) -> Tensor:
+        return normalise(self.images(count).images.to(self.parts.world.device), self.parts.loader.pre)
+
+    def states(self, count: int) -> Tensor:
+        with evaluating(self.parts.model):
+            return states_of(self.parts, self.seen(count)).cpu()
+
+    def learn_from_states(self) -> None:
+        assert self.batch is not None
+        self.batch.images = self.states(len(self.batch)).clone()
+        self.parts.trainee.start = frozen_blocks(self.parts.config)
 
     def head(self) -> float:
         """Seconds for the features of an image: of an objective of this width, times how often it is evaluated."""

@@ -41,7 +41,7 @@ class FrozenRun:
         self.listener = listener
         self.parts, self.watcher, self.started, self.out = parts, watcher, started, workplace(parts.config.out)
         self.stop_asked, self.seen, self.begun = False, Curves(), 0.0
-        self.folder = self.out / FOLDER / self.key()
+        self.folder = self.out / FOLDER / key(parts)
 
     def run(self) -> Result:
         task, watcher = self.parts.task, self.watcher
@@ -100,20 +100,6 @@ class FrozenRun:
         after = ending(self.begun) + float(str(config.costs.get("head", 0.0)))
         return bool(config.budget) and time.monotonic() - self.started > config.budget - after
 
-    def key(self) -> str:
-        """Weights below the head, how images are read and varied, and which they are."""
-        model, config = self.parts.model, self.parts.config
-        varied = vars(config.augment) if config.augment is not None else {}
-        about = {"model": model.config.to_dict(), "augment": varied, "seed": config.seed}
-        found = hashlib.blake2b(canonical(about).encode(), digest_size=8)
-        learning = {id(p) for p in self.parts.learning}
-        for name, tensor in model.named_parameters():
-            if id(tensor) not in learning:
-                found.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        for loader in filter(None, (self.parts.loader, self.parts.validation, self.parts.test)):
-            found.update(digest(loader.source).encode())
-        return found.hexdigest()
-
     def features(self, loader: Loader, view: int = 0) -> Features:
         """Of every sample of a split; of the training split as it is varied for this view."""
         varied = loader.augment if self.parts.config.views > 1 else None
@@ -163,3 +149,18 @@ class FrozenRun:
         if self.stop_asked:
             again = f"vitkit train {shell_word(self.parts.config.data)} --out {shell_word(self.out)} --resume"
             raise Stopped(f"stopped, all features so far are saved. Resume with: {again}")
+
+
+def key(parts: Parts, **more: object) -> str:
+    """Weights that do not learn, how images are read and varied, and which they are."""
+    model, config = parts.model, parts.config
+    varied = vars(config.augment) if config.augment is not None else {}
+    about = {"model": model.config.to_dict(), "augment": varied, "seed": config.seed, **more}
+    found = hashlib.blake2b(canonical(about).encode(), digest_size=8)
+    learning = {id(p) for p in parts.learning}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if id(tensor) not in learning:
+            found.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    for loader in filter(None, (parts.loader, parts.validation, parts.test)):
+        found.update(digest(loader.source).encode())
+    return found.hexdigest()

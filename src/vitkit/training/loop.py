@@ -328,7 +328,7 @@ class Loop:
 
     def metrics(self, loader: Loader | None, model: nn.Module | None = None) -> dict[str, float]:
         """Of the weights as they are now, or of `model`; none without images to evaluate on."""
-        model = self.parts.evaluated if model is None else model
+        model = self.parts.on_input(self.parts.evaluated if model is None else model)
         about = (self.world.device, self.parts.task, self.watchdog)
         found = quick(model, loader, *about) if loader is not None else {}
         return {k: v for k, v in found.items() if k != "samples"}
@@ -339,7 +339,7 @@ class Loop:
         kept = self.kept()
         if loader is None:
             return {}
-        model = self.parts.evaluated if kept is None else kept
+        model = self.parts.on_input(self.parts.evaluated if kept is None else kept)
         records = record_all(model, model, task.record, loader, self.world.device, self.watchdog)
         self.evaluation = task.evaluation(records, loader.source) if self.world.first else None
         return task.measure(records)

@@ -81,6 +81,14 @@ class Parts:
         sources = {name: loader.source for name, loader in loaders.items() if loader is not None}
         return {name: (len(s), s.splits.get(s.split, len(s))) for name, s in sources.items()}
 
+    def on_input(self, model: nn.Module) -> nn.Module:
+        """A model as it takes what the loaders give: images, or states of frozen blocks."""
+        if not self.trainee.start:
+            return model
+        above = Trainee(model)  # type: ignore[arg-type]  # of our own kind: other trainees see images
+        above.start = self.trainee.start
+        return above
+
     def autocast(self) -> AbstractContextManager[object]:
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.precision)
         return nullcontext() if half is None else torch.autocast(self.world.device.type, half)
@@ -131,11 +139,11 @@ def assemble(
         wrap(average.model, world, shard=True)
     if teacher is not None or config.teacher is not None:
         guide = teacher if teacher is not None else load(str(config.teacher))
-        how = (config.teacher_share, config.temperature, config.teacher_features)
+        how = (config.teacher_share, config.temperature, config.teacher_features, config.teacher_patches)
         task.learn_from(guided := Teacher(guide, model, *how).to(world.device))
         if guided.features:
             guided.standardise(some_images(data.split("train"), model, STANDARDISED).to(world.device))
-    elif config.teacher_features:
+    elif config.teacher_features or config.teacher_patches:
         raise ConfigError("teacher_features are those of a teacher; name one with --set teacher=CHECKPOINT")
     torch.manual_seed(config.seed)  # what the task adds starts at random
     trainee = task.trainee(model, config.patch_dropout).to(world.device)
@@ -180,6 +188,7 @@ def loaders(config: TrainConfig, world: World, data: Dataset, model: Model, task
     place = (workers, world.rank, world.size)
     varied = (config.batch_size, config.augment, config.seed)
     training = Loader(source, pre, *varied, *place, config.balanced, bad_files, channels)
+    training.samples.views = config.views
     if not len(training):
         raise DataError(f"{config.data} has only {len(source)} images to train on; add more")
     there = [split for split in ("val", "test") if source.splits.get(split)]

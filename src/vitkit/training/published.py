@@ -101,10 +101,13 @@ def apply(config: TrainConfig, batch: int, count: int) -> tuple[TrainConfig, lis
     values["lr"] = float(str(recipe.fields["lr"])) * (batch / recipe.batch) ** recipe.power
     if not (config.epochs or config.steps or config.budget):
         values |= {"epochs": recipe.epochs or recipe.steps * recipe.batch / count}
+    size = values.pop("image_size", None) if config.budget and config.image_size is None else None
     left_open = {name: value for name, value in values.items() if getattr(config, name) == getattr(plain, name)}
     config = config.replace(**left_open, changes={**recipe.model, **config.changes})
     config = config.replace(warmup=_warmup(recipe, config, batch, count))
     reasons = [f"recipe: {config.recipe}, {recipe.source}"]
+    if size is not None:
+        reasons.append(f"recipe: not at {size} pixels, for a budget chooses the size (else: --image-size {size})")
     if batch != recipe.batch:
         reasons.append(f"recipe: batches of {batch} instead of {recipe.batch}, learning rate {config.lr:g} for them")
     return config, reasons + ([f"recipe: left out: {recipe.without}"] if recipe.without else [])

@@ -35,6 +35,7 @@ VIEWS = 8  # of every image, where a frozen backbone is to see augmented ones
 SHALLOW = 8  # blocks; fewer are fine-tuned at one learning rate
 LARGER = 0.02  # seconds of a budget for each image of 32 pixels, from which a larger model is taken: an estimate
 WORTH_BF16 = 40e6  # multiply-adds of an image, from which bf16 is faster where the processor has it
+ONCE, MANY = 1.5, 100.0  # passes over the images: up to the first none varies, from the second on all vary more
 SMOOTHED = 0.1  # share of the target that a new classifier spreads over all classes
 _SMALL = (  # images up to so many pixels, the model, what it is made for
     (12, "conv+8px/2", "8 pixels"),
@@ -75,7 +76,8 @@ def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig |
     if task.pretrains:
         check_pretraining(config.replace(**choices), task, size, min(batch, count) // world.size, init)
     choices |= choose_precision(config.replace(**choices), init, world, reasons)
-    choices |= choose_augmentation(config, task, source, reasons)
+    steps = float(str(choices.get("steps", config.steps)))
+    choices |= choose_augmentation(config, task, source, reasons, passes=steps * batch / count)
     choices |= choose_head(config.replace(**choices), config, world, reasons)
     if config.workers < 0:  # images in memory need none
         choices["workers"] = 0 if source.pixels is not None else max(1, (os.cpu_count() or 1) // world.size)
@@ -94,7 +96,8 @@ def said_of_loss(config: TrainConfig, source: Source) -> Iterator[str]:
         how = f"probabilities at temperature {config.temperature:g}" if config.temperature else "decisions"
         outputs = f"{config.teacher_share:.0%} of the loss, by its {how}" if config.teacher_share else ""
         features = f"its features, with a weight of {config.teacher_features:g}" if config.teacher_features else ""
-        yield f"teacher: {config.teacher}, {', and '.join(filter(None, (outputs, features)))}"
+        patches = f"its patch tokens, with a weight of {config.teacher_patches:g}" if config.teacher_patches else ""
+        yield f"teacher: {config.teacher}, {', and '.join(filter(None, (outputs, features, patches)))}"
 
 
 def check_pretraining(config: TrainConfig, task: Task, size: Size, batch: int, init: AnyConfig | None) -> None:
@@ -270,15 +273,37 @@ def precision_for(model: AnyConfig, device: torch.device) -> str:
     return "bf16" if has_bf16(device) and summarize(model)["gmacs"] * 1e9 > WORTH_BF16 else "fp32"
 
 
-def choose_augmentation(config: TrainConfig, task: Task, source: Source, reasons: list[str]) -> Choices:
+def choose_augmentation(
+    config: TrainConfig, task: Task, source: Source, reasons: list[str], passes: float = 0.0
+) -> Choices:
+    """`passes`: how often the run sees every image; 0: not known yet, as before a budget was measured."""
     if config.augment is not None:
         return {}
     name = "none" if config.freeze == "backbone" else task.augmentation
     why = task.why_augmentation if name == task.augmentation else ""
-    if not source.flip_safe:
-        why = ", without mirror images"
+    if by_length := name == "light" and not task.pretrains and passes > 0:
+        name, why = strength(passes, source, config.init is not None)
+    if not source.flip_safe and name != "none":
+        why += ", without mirror images"
     chosen = drop_unsafe_flip(preset(name), source.flip_safe)
-    if name == "light" and config.init is None and task.outputs.kind == "classes" and not task.pretrains:
+    new = config.init is None and task.outputs.kind == "classes" and not task.pretrains
+    if new and (name == "light" or by_length):
         chosen, why = replace(chosen, smoothing=SMOOTHED), f"{why}, targets smoothed by {SMOOTHED:g}"
     reasons.append(f"augmentation: {name}{why}")
     return {"augment": chosen}
+
+
+def strength(passes: float, source: Source, fine: bool) -> tuple[str, str]:
+    """How strongly images vary: a rule of the literature, which `benchmarks/recipes.py` can test (its arms by name).
+
+    Augmentation stands in for images that are not there: it pays the more the longer a set is seen, costs accuracy on
+    short schedules, and fine-tuning wants crops and mirror images alone (Steiner et al. 2021, 2106.10270: light is
+    better for 30 epochs of ImageNet, medium for 300). Small images stay at what was measured.
+    """
+    classes = f" of {len(source.classes)} classes" if source.classes else ""
+    seen = f"{passes:.3g} passes over {len(source):,} images{classes}"
+    if passes <= ONCE:
+        return "none", f", for {seen}: hardly one is seen twice (a rule, not measured; else: --augment light)"
+    if passes >= MANY and not fine and max(image_size(source)) > _SMALL[-1][0]:
+        return "medium", f", for {seen}: it stands in for more images (Steiner et al. 2021; else: --augment light)"
+    return "light", f", for {seen}"

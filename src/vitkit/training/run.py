@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from vitkit.io import read_json, write_json, write_text
 from vitkit.locks import only_one
 from vitkit.storage import Publisher, is_url, workplace
 from vitkit.tasks import TASKS
-from vitkit.training import attempts, budget, threads
+from vitkit.training import attempts, budget, states, threads
 from vitkit.training.advice import Curves, Seen, advise
 from vitkit.training.baseline import Baseline, baselines
 from vitkit.training.card import NAME as CARD
@@ -52,7 +53,7 @@ from vitkit.world import World
 
 # What a run writes over or removes in its folder; everything else there is left alone.
 OURS = ["config.json", "checkpoints", "log.jsonl", "best.safetensors", "model.safetensors", "result.json", "replay"]
-OURS += ["curves.png", EVENTS, DATA, FOLDER, RECONSTRUCTIONS, NEAREST, MEMORY, SENT]
+OURS += ["curves.png", EVENTS, DATA, FOLDER, states.FOLDER, RECONSTRUCTIONS, NEAREST, MEMORY, SENT]
 LET_GO = 60.0  # seconds that a restarted run waits for the processes before it to end
 
 
@@ -112,9 +113,12 @@ def train(
             if resumed is not None and not found:
                 watcher.note("there is no checkpoint: the run starts with its first step")
             attempts.record(out, world, step=loop.step)
+            if parts.config.states == "once" and loop.progress() < 1:
+                states.keep(loop, watcher)
             result, evaluation, how = loop.run(resumed=found), loop.evaluation, loop.seen
         parts.loader.close()
         if world.first:
+            shutil.rmtree(out / states.FOLDER, ignore_errors=True)
             result = _advised(parts, result, how)
             if dataset is None:
                 _draw(parts, result, watcher)
@@ -193,6 +197,11 @@ def _prepare(
                 watcher.note(line)
     threads.apply(config, world)
     parts = assemble(config, world, data, watcher, init, teacher)
+    if new:
+        reasons += (said := states.decide(parts))
+        config = parts.config
+        for line in said:
+            watcher.note(line)
     if new and world.first:
         if init is not None:
             learning, every = (sum(p.numel() for p in some) for some in (parts.learning, parts.trainee.parameters()))
@@ -307,6 +316,11 @@ def _advised(parts: Parts, result: Result, how: Curves) -> Result:
     return replace(result, advice=tuple(advise(Seen(*about, of_val, found))))
 
 
+def _program() -> str:
+    name = Path(sys.argv[0]).name
+    return "python -m vitkit" if name == "__main__.py" else name
+
+
 def _write_config(config: TrainConfig, parts: Parts, reasons: list[str], compared: list[Baseline]) -> None:
     versions = {"vitkit": __version__, "python": platform.python_version(), "torch": torch.__version__}
     about = {
@@ -316,7 +330,7 @@ def _write_config(config: TrainConfig, parts: Parts, reasons: list[str], compare
         "splits": parts.loader.source.splits,
         "chosen": reasons,
         "baseline": [one.to_dict() for one in compared],
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([_program(), *sys.argv[1:]]),
         "versions": {**versions, "numpy": numpy.__version__, "pillow": PIL.__version__},
         "machine": {"cores": os.cpu_count(), "device": parts.world.device.type, "processes": parts.world.size},
     }
@@ -344,6 +358,8 @@ def replay(folder: Path) -> list[str]:
     config = config.replace(compile="no", shard=False)
     loop = Loop(_prepare(config, False, worlds.join(config.device), Watcher(), None), Watcher(), 0.0)
     put_back(loop, state, accept_order=True)  # the batch is kept beside it
+    if batch.images.is_floating_point():
+        loop.parts.trainee.start = states.frozen_blocks(config)
     model, wrong = loop.parts.model, []
 
     def look(name: str, output: object) -> None:
