@@ -53,7 +53,7 @@ from vitkit.tasks.paired import drop_interval, kept_on, mcnemar
 from vitkit.world import has_bf16
 
 LIMITS = (0.001, 0.005, 0.01)
-MERGES, FITTED = (8, 13), (4, 8)  # patches per block: the same in each, or fitted to each
+MERGES, FITTED = (8, 13), (2, 4, 6, 8)  # patches per block: the same in each, or fitted to each
 SAME = 32  # images, by which two systems prove that they compute the same
 BATCHES = (1, 8)
 LOOKED_AT = 32  # images, by which speed is measured
@@ -176,7 +176,7 @@ def choices(model: Any, harm: list[float]) -> Iterator[Choice]:
         yield Choice(merge=merge)  # beside ToMe's own
     for int8 in (replace(choice, int8=True) for choice in plain if RUNTIMES[choice.runtime].usable(int8=True)):
         yield int8
-        yield from (replace(int8, scale=scale) for scale in SCALES[1:])
+        yield replace(int8, scale=SCALES[1])
         if int8.runtime == "onnx":
             for merge in (*MERGES, *(fitted(r, harm) for r in FITTED)):
                 yield replace(int8, merge=merge)
