@@ -42,7 +42,7 @@ import peers
 import vitkit
 from vitkit.checkpoints.load import open_checkpoint
 from vitkit.checkpoints.writing import write
-from vitkit.runtime.base import Choice, Runtime, build
+from vitkit.runtime.base import Cascade, Choice, Runtime, build
 from vitkit.runtime.reductions import SCALES, fitted, harms, sure_enough
 from vitkit.runtime.table import RUNTIMES
 from vitkit.runtime.tune import KEPT
@@ -183,7 +183,10 @@ def choices(model: Any, harm: list[float]) -> Iterator[Choice]:
 
 
 def early_exits(outputs: dict[str, Tensor], truth: Tensor, chosen: int) -> Iterator[tuple[Choice, Tensor]]:
-    """For each limit, half of which is spent on it: the probability that may stand, by the images to choose by."""
+    """For each limit, half of which is spent on it: the probability that may stand, by the images to choose by.
+
+    The second look may merge where that alone loses no more than the other half.
+    """
     known = {name.removeprefix("vitkit "): found for name, found in outputs.items()}
     scale = SCALES[1]
     for kind, limit in product(("onnx", "openvino"), LIMITS):
@@ -194,6 +197,9 @@ def early_exits(outputs: dict[str, Tensor], truth: Tensor, chosen: int) -> Itera
         )
         for full in (whole, *merged) if small.name in known else ():
             first, second = known[small.name], known[full.name]
+            alone = told(second[:chosen], known["timm"][:chosen], truth[:chosen])
+            if full.merge and alone["drop_in_points"] > 100 * limit / 2:
+                continue
             sure = sure_enough(first[:chosen], second[:chosen], truth[:chosen], limit / 2)
             if sure is not None:
                 stands = confidence(first)[:, None] >= sure
@@ -316,13 +322,16 @@ def main() -> None:
         if importlib.util.find_spec(package) is not None:
             making[name] = lambda make=make: make(model)  # type: ignore[misc]
             outputs[name] = answers.of(name, making[name], count)
+    early = []
     for choice, found in early_exits(outputs, truth, chosen):
-        name = f"vitkit {choice.name}"
-        making[name] = lambda choice=choice: build(model, choice)  # type: ignore[misc]
-        outputs[name] = found
+        early.append(choice)
+        outputs[f"vitkit {choice.name}"] = found
     if args.answers:
         return
     runtimes, rows = {name: make() for name, make in making.items()}, []
+    for choice in early:
+        looks = {look: runtimes[f"vitkit {one.name}"] for look, one in choice.looks.items()}
+        runtimes[f"vitkit {choice.name}"] = Cascade(looks["first"], looks["model"], choice.sure, choice.name)
     held = {name: found[chosen:] for name, found in outputs.items()}
     timed = images[chosen:][easy_and_hard(held["timm"])]
     for batch in BATCHES:
