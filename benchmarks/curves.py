@@ -4,8 +4,8 @@ A speed without its accuracy says nothing, so every row has both: img/s beside t
 rounds, and accuracy on real images with what was lost against timm (95% interval, McNemar's test) and the agreement.
 The first images (of a shuffled set) are for choosing: the numbers of merging by block, the probability of early exit,
 and the fastest row that keeps a drop of 0.1, 0.5 or 1 points by the rule of `vitkit tune`. Accuracies are of the images
-after these. With --parts 10 what was chosen, and timm, answer 200 more images for each part: on how many parts is the
-promise kept? Rows that compute the same as timm are asked 32 images to prove it, and share its answers.
+after these, and in parts of 200 of them it is counted how often what was chosen keeps its promise. Rows that compute
+the same as timm are asked 32 images to prove it, and share its answers.
 
 With the code of ToMe on the path (github.com/facebookresearch/ToMe) its own patch of timm is measured too; where
 torchao and executorch are installed, what they make of the model in int8.
@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ import peers
 import vitkit
 from vitkit.checkpoints.load import open_checkpoint
 from vitkit.checkpoints.writing import write
-from vitkit.runtime.base import Choice, Runtime, build
+from vitkit.runtime.base import Cascade, Choice, Runtime, build
 from vitkit.runtime.reductions import SCALES, fitted, harms, sure_enough
 from vitkit.runtime.table import RUNTIMES
 from vitkit.runtime.tune import KEPT
@@ -53,11 +53,11 @@ from vitkit.tasks.paired import drop_interval, kept_on, mcnemar
 from vitkit.world import has_bf16
 
 LIMITS = (0.001, 0.005, 0.01)
-MERGES, FITTED = (8, 13), (4, 8)  # patches per block: the same in each, or fitted to each
+MERGES, FITTED = (8, 13), (2, 4, 6, 8)  # patches per block: the same in each, or fitted to each
 SAME = 32  # images, by which two systems prove that they compute the same
 BATCHES = (1, 8)
-LOOKED_AT = 32  # images, by which the speed of early exit is measured
-PART = 200
+LOOKED_AT = 32  # images, by which speed is measured
+PART = 200  # images, on which a promise is kept or not
 
 
 class Timm(Runtime):
@@ -157,6 +157,14 @@ class Answers:
         equal = (own - other[:SAME]).abs().max() < 1e-3 * other.abs().max()
         return other if equal else self.of(name, make, len(other))
 
+    def harm_of(self, model: Any, base: Tensor) -> list[float]:
+        """Kept too: rounding, by other numbers of threads, could give other numbers of patches, hence other answers."""
+        path = self.folder / "harm.json"
+        if not path.exists():
+            path.write_text(json.dumps(harms(model, MERGES[0], self.images[:16], base[:16])))
+        found: list[float] = json.loads(path.read_text())
+        return found
+
 
 def choices(model: Any, harm: list[float]) -> Iterator[Choice]:
     """What is compared: every runtime and precision, then reductions of the precisions that are fast."""
@@ -168,14 +176,17 @@ def choices(model: Any, harm: list[float]) -> Iterator[Choice]:
         yield Choice(merge=merge)  # beside ToMe's own
     for int8 in (replace(choice, int8=True) for choice in plain if RUNTIMES[choice.runtime].usable(int8=True)):
         yield int8
-        yield from (replace(int8, scale=scale) for scale in SCALES[1:])
+        yield replace(int8, scale=SCALES[1])
         if int8.runtime == "onnx":
             for merge in (*MERGES, *(fitted(r, harm) for r in FITTED)):
                 yield replace(int8, merge=merge)
 
 
 def early_exits(outputs: dict[str, Tensor], truth: Tensor, chosen: int) -> Iterator[tuple[Choice, Tensor]]:
-    """For each limit, half of which is spent on it: the probability that may stand, by the images to choose by."""
+    """For each limit, half of which is spent on it: the probability that may stand, by the images to choose by.
+
+    The second look may merge where that alone loses no more than the other half.
+    """
     known = {name.removeprefix("vitkit "): found for name, found in outputs.items()}
     scale = SCALES[1]
     for kind, limit in product(("onnx", "openvino"), LIMITS):
@@ -186,10 +197,24 @@ def early_exits(outputs: dict[str, Tensor], truth: Tensor, chosen: int) -> Itera
         )
         for full in (whole, *merged) if small.name in known else ():
             first, second = known[small.name], known[full.name]
+            alone = told(second[:chosen], known["timm"][:chosen], truth[:chosen])
+            if full.merge and alone["drop_in_points"] > 100 * limit / 2:
+                continue
             sure = sure_enough(first[:chosen], second[:chosen], truth[:chosen], limit / 2)
             if sure is not None:
-                stands = first.softmax(-1).amax(-1, keepdim=True) >= sure
+                stands = confidence(first)[:, None] >= sure
                 yield replace(full, scale=scale, sure=sure), torch.where(stands, first, second)
+
+
+def confidence(outputs: Tensor) -> Tensor:
+    return outputs.softmax(-1).amax(-1)
+
+
+def easy_and_hard(outputs: Tensor) -> Tensor:
+    """A few images with as many easy ones among them as among all: how fast early exit is depends on that."""
+    order = confidence(outputs).argsort()
+    few = order[torch.linspace(0, len(order) - 1, LOOKED_AT).long()]
+    return few[torch.randperm(LOOKED_AT, generator=torch.Generator().manual_seed(0))]
 
 
 def told(outputs: Tensor, base: Tensor, truth: Tensor) -> dict[str, Any]:
@@ -212,8 +237,8 @@ def told(outputs: Tensor, base: Tensor, truth: Tensor) -> dict[str, Any]:
 def speeds(
     runtimes: dict[str, Runtime], images: Images, config: Any, batch: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds for a batch, in interleaved rounds; those of early exit over several batches."""
-    batches = list(islice(images.batches(config, batch), max(1, LOOKED_AT // batch)))
+    """Seconds for a batch, in interleaved rounds; those of early exit over all of the images."""
+    batches = list(images.batches(config, batch))
 
     def call(runtime: Runtime) -> Callable[[], None]:
         some = batches if "sure" in runtime.name else batches[:1]
@@ -228,9 +253,9 @@ def speeds(
     return {name: [t / (len(batches) if "sure" in name else 1) for t in times] for name, times in found.items()}
 
 
-def fastest_kept(rows: list[dict[str, Any]], outputs: dict[str, Tensor], truth: Tensor, chosen: int) -> set[str]:
+def fastest_kept(rows: list[dict[str, Any]], outputs: dict[str, Tensor], truth: Tensor, chosen: int) -> None:
     """Marks, for each limit and batch size, the fastest of our rows whose promise would be given."""
-    base, found = outputs["timm"][:chosen], set()
+    base = outputs["timm"][:chosen]
     for limit in LIMITS:
         kept = {}
         for name, answers in outputs.items():
@@ -240,14 +265,14 @@ def fastest_kept(rows: list[dict[str, Any]], outputs: dict[str, Tensor], truth: 
             ours = [row for row in rows if row["batch"] == batch and row["system"].startswith("vitkit")]
             best = max((r for r in ours if kept[r["system"]]), key=lambda row: row["ratio_to_timm"])
             best.setdefault("fastest_at", []).append(limit)
-            found.add(best["system"])
-    return found
 
 
-def count_kept(rows: list[dict[str, Any]], name: str, outputs: Tensor, base: Tensor, truth: Tensor) -> None:
-    """On how many parts of other images the promises of a chosen row are kept."""
-    parts = [told(*part) for part in zip(outputs.split(PART), base.split(PART), truth.split(PART), strict=True)]
-    for row in (row for row in rows if row["system"] == name and "fastest_at" in row):
+def count_kept(rows: list[dict[str, Any]], outputs: dict[str, Tensor], truth: Tensor) -> None:
+    """On how many parts of the held-out images the promises of a chosen row are kept."""
+    whole = len(truth) // PART * PART
+    for row in (row for row in rows if "fastest_at" in row):
+        answers = (outputs[row["system"]], outputs["timm"], truth)
+        parts = [told(*part) for part in zip(*(one[:whole].split(PART) for one in answers), strict=True)]
         row["kept_on_parts"] = {
             str(limit): [sum(part["drop_in_points"] <= 100 * limit + 1e-9 for part in parts), len(parts)]
             for limit in row["fastest_at"]
@@ -261,7 +286,6 @@ def main() -> None:
     parser.add_argument("--name", default="", help="of the model in the table")
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--choose", type=int, default=330, help="images before these, to choose by")
-    parser.add_argument("--parts", type=int, default=0, help="of 200 images after these, to count promises on")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--answers", action="store_true", help="only those, no speeds")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir(), "vitkit-curves"))
@@ -270,16 +294,17 @@ def main() -> None:
     about = harness.machine()
     model: Any = vitkit.load(args.model).eval()
     count, chosen = args.choose + args.images, args.choose
-    images = images_of(model, open_data_for(model, args.data).evaluation(), 10**6)
-    images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
-    if images.labels is None or len(images) < count + args.parts * PART:
-        raise SystemExit(f"{len(images)} labelled images are too few: {count + args.parts * PART} are asked for")
+    source = open_data_for(model, args.data).evaluation()
+    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))
+    images = images_of(model, source.take(order[:count].numpy()), count)
+    if images.labels is None or len(images) < count:
+        raise SystemExit(f"{len(images)} labelled images of the evaluation split are too few: {count} are asked for")
     truth = images.labels
     answers = Answers(args.cache / digest_of(model)[:12], images, model.config)
     module = timm_of(args.model)
     making: dict[str, Callable[[], Runtime]] = {"timm": lambda: Timm(module, "timm")}
     outputs = {"timm": answers.of("timm", making["timm"], count)}
-    harm = harms(model, MERGES[0], images[:16], outputs["timm"][:16])
+    harm = answers.harm_of(model, outputs["timm"])
     for choice in choices(model, harm):
         name = f"vitkit {choice.name}"
         making[name] = lambda choice=choice: build(model, choice)  # type: ignore[misc]
@@ -297,29 +322,28 @@ def main() -> None:
         if importlib.util.find_spec(package) is not None:
             making[name] = lambda make=make: make(model)  # type: ignore[misc]
             outputs[name] = answers.of(name, making[name], count)
-    for choice, found in early_exits(outputs, truth[:count], chosen):
-        name = f"vitkit {choice.name}"
-        making[name] = lambda choice=choice: build(model, choice)  # type: ignore[misc]
-        outputs[name] = found
+    early = []
+    for choice, found in early_exits(outputs, truth, chosen):
+        early.append(choice)
+        outputs[f"vitkit {choice.name}"] = found
     if args.answers:
         return
     runtimes, rows = {name: make() for name, make in making.items()}, []
-    told_of = slice(chosen, count)
+    for choice in early:
+        looks = {look: runtimes[f"vitkit {one.name}"] for look, one in choice.looks.items()}
+        runtimes[f"vitkit {choice.name}"] = Cascade(looks["first"], looks["model"], choice.sure, choice.name)
+    held = {name: found[chosen:] for name, found in outputs.items()}
+    timed = images[chosen:][easy_and_hard(held["timm"])]
     for batch in BATCHES:
-        times = speeds(runtimes, images, model.config, batch, args.rounds)
+        times = speeds(runtimes, timed, model.config, batch, args.rounds)
         for name, seconds in times.items():
             ratio = harness.ratios(times["timm"], seconds)
             row = {"model": args.name or Path(args.model).name, "batch": batch, "system": name}
             row |= harness.speed(seconds, batch) | {"ratio_to_timm": round(statistics.median(ratio), 3)}
             row |= {"ratio_quartiles": harness.quartiles(ratio, 3), "rounds": len(seconds)}
-            rows.append(row | told(outputs[name][told_of], outputs["timm"][told_of], truth[told_of]))
-    promised = fastest_kept(rows, outputs, truth[:count], chosen)
-    if args.parts:
-        more = slice(count, count + args.parts * PART)
-        base = answers.of("timm", making["timm"], more.stop)[more]
-        for name in promised:
-            found = answers.of(f"{name.removeprefix('vitkit ')} whole", lambda name=name: runtimes[name], more.stop)  # type: ignore[misc]
-            count_kept(rows, name, found[more], base, truth[more])
+            rows.append(row | told(held[name], held["timm"], truth[chosen:]))
+    fastest_kept(rows, outputs, truth, chosen)
+    count_kept(rows, held, truth[chosen:])
     shown = ["batch", "system", "ratio_to_timm", "accuracy", "drop_in_points", "drop_interval", "agreement"]
     shown += ["fastest_at", "kept_on_parts"]
     print(harness.table([{key: row.get(key) for key in shown} for row in rows]))

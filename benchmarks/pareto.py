@@ -1,7 +1,7 @@
 """Speed and accuracy of real models from results/curves.json: docs/images/curves.png, and a table in both READMEs.
 
 The table has timm, what others make of the same weights, and our Pareto front: rows than which nothing measured is both
-faster and more accurate. The READMEs need the two lines BEGIN and END where it belongs.
+faster and more accurate. It stands in the READMEs after the tables of `make bench`.
 
     python benchmarks/pareto.py        # after benchmarks/curves.py
 """
@@ -12,12 +12,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tables import END as AFTER
 from tables import LANGUAGES, RESULTS, ROOT, put
 
-BEGIN, END = "<!-- curves: made by `make tables` -->", "<!-- curves: end -->"
+BEGIN, END = "<!-- curves: made by benchmarks/pareto.py -->", "<!-- curves: end -->"
+TITLES = ("Speed with its accuracy, beside timm with the same weights", "速度与准确率，与同一权重的 timm 对比")
+FIGURES = ("Accuracy over speedup of every configuration", "各方案的加速比与准确率")
 HEADS = (
-    ["model", "batch", "configuration", "speedup over timm", "accuracy", "points lost", "agreement", "fastest at"],
-    ["模型", "批大小", "方案", "相对 timm 的加速比", "准确率", "损失的百分点", "与原模型一致", "在此限度内最快"],
+    ["model", "batch", "configuration", "speedup over timm", "accuracy", "points lost", "agreement", "chosen at"],
+    ["模型", "批大小", "方案", "相对 timm 的加速比", "准确率", "损失的百分点", "与原模型一致", "在此限度下被选中"],
 )
 Row = dict[str, Any]
 
@@ -43,7 +46,8 @@ def shown(rows: list[Row]) -> list[Row]:
 
 def cells(row: Row) -> list[str]:
     low, high = row["drop_interval"]
-    limits = ", ".join(f"{100 * limit:g}" for limit in row.get("fastest_at", []))
+    kept = {float(limit): parts for limit, parts in row.get("kept_on_parts", {}).items()}
+    limits = ", ".join(f"{100 * limit:g} ({kept[limit][0]}/{kept[limit][1]})" for limit in row.get("fastest_at", []))
     quartiles = "-".join(f"{q:.2f}" for q in row["ratio_quartiles"])
     return [
         row["model"],
@@ -75,13 +79,17 @@ def about(machine: Row, rows: list[Row], language: int) -> str:
     cpu, threads, commit, date = (machine[key] for key in ("cpu", "threads", "commit", "date"))
     rounds = rows[0]["rounds"]
     if language:
-        where = (
-            f"{cpu}，{threads} 线程，提交 {commit}，{date}；各方案交替测速 {rounds} 轮，取中位数（括号内为四分位数）"
+        return (
+            f"{cpu}，{threads} 线程，提交 {commit}，{date}；各方案交替测速 {rounds} 轮，取中位数（括号内为四分位数）；"
+            f"准确率在 {told} 张预留的图片上测得，括号内为 95% 区间；"
+            "最后一列为按 `tune` 的规则选中该方案的限度（百分点），括号内为每 200 张图片一组时守住限度的组数。"
         )
-        return f"{where}；准确率在 {told} 张留出图像上测得，括号内为 95% 区间。"
-    where = f"{cpu}, {threads} threads, commit {commit}, {date}; speeds are medians of {rounds} interleaved rounds"
-    what = f"accuracies are of {told} held-out images, with the 95% interval of what is lost"
-    return f"{where}\n(quartiles in brackets), {what}."
+    return (
+        f"{cpu}, {threads} threads, commit {commit}, {date}; speeds are medians of {rounds} interleaved rounds\n"
+        f"(quartiles in brackets), accuracies are of {told} held-out images, with the 95% interval of what is lost;\n"
+        "the last column has the limits, in points, at which the rule of `tune` chooses a row, and on how many parts\n"
+        "of 200 of these images they are kept."
+    )
 
 
 def draw(rows: list[Row], path: Path) -> None:
@@ -110,14 +118,20 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def made(results: Path, language: int) -> str:
     found = json.loads((results / "curves.json").read_text(encoding="utf-8"))
-    return f"{about(found['machine'], found['rows'], language)}\n\n{table(found['rows'], language)}"
+    parts = [f"**{TITLES[language]}**", f"![{FIGURES[language]}](docs/images/curves.png)"]
+    return "\n\n".join([*parts, about(found["machine"], found["rows"], language), table(found["rows"], language)])
+
+
+def placed(text: str, tables: str) -> str:
+    """A page with the table: where it was, or after the tables of `make bench`."""
+    after = "" if BEGIN in text else f"{AFTER}\n\n{BEGIN}\n{END}"
+    return put(text.replace(AFTER, after) if after else text, tables, BEGIN, END)
 
 
 def main() -> None:
     for name, language in LANGUAGES.items():
         page = ROOT / name
-        text = put(page.read_text(encoding="utf-8"), made(RESULTS, language), BEGIN, END)
-        page.write_text(text, encoding="utf-8")
+        page.write_text(placed(page.read_text(encoding="utf-8"), made(RESULTS, language)), encoding="utf-8")
     rows = json.loads((RESULTS / "curves.json").read_text(encoding="utf-8"))["rows"]
     draw(rows, ROOT / "docs" / "images" / "curves.png")
 

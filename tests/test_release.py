@@ -119,6 +119,23 @@ def test_the_front_is_what_nothing_beats(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [row for row in rows if row not in beaten] == found
 
 
+def test_speeds_with_accuracies_stand_after_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    pareto = load_script(ROOT / "benchmarks" / "pareto.py")
+    row = {"model": "mu", "batch": 8, "images": 400, "rounds": 3, "agreement": 1.0, "accuracy": 0.8}
+    row |= {"drop_in_points": 0.0, "drop_interval": [-0.1, 0.1], "ratio_quartiles": [1.0, 2.0]}
+    chosen = {"fastest_at": [0.005], "kept_on_parts": {"0.005": [1, 2]}}
+    rows = [row | {"system": "timm", "ratio_to_timm": 1.0}, row | chosen | {"system": "vitkit", "ratio_to_timm": 1.5}]
+    machine = {"cpu": "a processor", "threads": 2, "commit": "abc", "date": "today"}
+    (tmp_path / "curves.json").write_text(json.dumps({"machine": machine, "rows": rows}))
+    for name, language in pareto.LANGUAGES.items():
+        page = (ROOT / name).read_text(encoding="utf-8")
+        text = pareto.placed(page, pareto.made(tmp_path, language))
+        assert "| mu | 8 | vitkit | 1.50x (1.00-2.00) | 80.0% | 0.0 (-0.1 to 0.1) | 100.0% | 0.5 (1/2) |" in text
+        assert text.index(pareto.AFTER) < text.index(pareto.BEGIN) < text.index(pareto.END)
+        assert pareto.placed(text, pareto.made(tmp_path, language)) == text
+
+
 def test_tables_are_of_one_run(tmp_path: Path) -> None:
     """Only what the last `make bench` measured has a table, under one line about machine, commit and day."""
     tables = load_script(ROOT / "benchmarks" / "tables.py")

@@ -204,6 +204,26 @@ def test_tune_tries_early_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_the_speed_of_early_exit_is_that_of_easy_and_hard_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many of each as there are, also one image at a time: how many leave early decides how fast it is."""
+    from vitkit.runtime import tune as module
+
+    model, images, looked_at = model_of(), Images(made_up(BASE, 120)), []
+    plain, real = build(model, Choice()), module.outputs_of
+    monkeypatch.setattr(module, "outputs_of", lambda runtime, given, *rest: real(plain, given, *rest))
+
+    def speeds(runtimes: Any, batches: Any, seconds: float) -> Any:
+        looked_at.extend([torch.cat(batches)] if "sure" in runtimes["it"].name else [])
+        return {"it": 9.0 if "sure" in runtimes["it"].name else 1.0, "eager": 1.0}
+
+    monkeypatch.setattr(module, "images_per_second", speeds)
+    tune(model, images, 0.05, latency=True, kinds=["eager"], seconds=0.0)
+    sure, few = (outputs.softmax(-1).amax(-1) for outputs in (real(plain, images, BASE, 8), plain.run(looked_at[0])))
+    assert len(few) == 32
+    for share in (0.25, 0.5, 0.75):
+        assert (few < sure.quantile(share)).float().mean() == pytest.approx(share, abs=0.04)
+
+
 @pytest.mark.parametrize(("lost", "won"), [(0, 0), (2, 1), (5, 0), (3, 8)])
 def test_a_promise_about_other_images(lost: int, won: int) -> None:
     """Against draws: images that are lost, won or neither, at the same rates."""

@@ -232,3 +232,18 @@ def test_the_commands_find_the_values_of_a_list(command, values, tmp_path: Path)
     assert (code, "in an output" in text, "R2 " in text) == (0, True, True), err
     code, text, err = command("tune", model, data, "--runtimes", "eager", "--seconds", 0)
     assert (code, "R2" in text) == (0, True), err
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["list", "folders"])
+def test_tune_needs_no_training_images(command, stage: Path, listed: bool) -> None:
+    """They only calibrate int8: a set of test images has labels all the same."""
+    lines = ["path,label,split"]
+    for i, label in enumerate(("ant", "bee", "cow") * 2):
+        path = stage / "set" / ("test", "val")[i // 3] / label / f"{i}.png"
+        path.parent.mkdir(parents=True)
+        Image.fromarray(np.full((16, 16, 3), 40 * i, dtype=np.uint8)).save(path)
+        lines.append(f"{path.relative_to(stage)},{label},test")
+    (stage / "list.csv").write_text("\n".join(lines))
+    data = stage / ("list.csv" if listed else "set")
+    code, text, err = command("tune", stage / "m.safetensors", data, "--runtimes", "eager", "--seconds", 0)
+    assert (code, "accuracy" in text) == (0, True), f"{text}{err}"

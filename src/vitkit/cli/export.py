@@ -145,7 +145,8 @@ def _images(data: str | None, model: VisionModel, progress: Progress) -> tuple[S
         return None, None
     try:
         opened = open_data_for(model, data, progress)
-        return opened.evaluation(), calibration_of(model, opened.split("train"), _TO_TUNE)
+        trained = opened.splits.get("train")
+        return opened.evaluation(), calibration_of(model, opened.split("train"), _TO_TUNE) if trained else None
     except (ConfigError, DataError):
         if not Path(data).is_dir():
             raise

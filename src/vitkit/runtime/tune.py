@@ -44,7 +44,7 @@ _MAKING = {"eager": 0.1, "compiled": 45.0, "onnx": 4.0, "openvino": 5.0}  # seco
 _COMPARING = 0.4  # the share of a budget after which methods of merging are no longer compared
 _MEASURING = 0.7  # and speeds no longer measured; the rest is for accuracy and batch sizes
 _FASTEST = 3  # runtimes and precisions that are tried with reductions
-_BATCHES = 8  # of images, by which the speed of early exit is measured: it depends on them
+_LOOKED_AT = 32  # images, by which the speed of early exit is measured: it depends on them
 _EARLY = 0.5  # share of the allowed drop that is spent on early exit, chosen on the same images
 KEPT = 0.9  # probability of a promise
 _HOPELESS = 0.05  # the same by a quarter of the images, below which the others are not asked
@@ -195,9 +195,16 @@ class _Search:
         assert self.held is not None
         return outputs_of(build(self.model, Choice()), self.held, self.model.config, _BATCH)
 
+    @cached_property
+    def typical(self) -> Images:
+        """A few images with as many easy ones among them as among all: these leave early."""
+        order = self.expected.softmax(dim=-1).amax(dim=-1).argsort()
+        few = order[torch.linspace(0, len(order) - 1, min(_LOOKED_AT, len(order))).long()]
+        return self.images[few[torch.randperm(len(few), generator=torch.Generator().manual_seed(0))]]
+
     def speeds(self, runtimes: dict[str, Runtime], choice: Choice) -> dict[str, float]:
-        batches = self.images.batches(self.model.config, choice.batch_size)
-        return images_per_second(runtimes, list(islice(batches, _BATCHES if choice.sure else 1)), self.seconds)
+        batches = (self.typical if choice.sure else self.images).batches(self.model.config, choice.batch_size)
+        return images_per_second(runtimes, list(batches) if choice.sure else [next(batches)], self.seconds)
 
     def late(self, share: float = 1.0, more: float = 0.0) -> bool:
         """Whether `more` seconds do not fit into this share of the budget."""
