@@ -95,7 +95,7 @@ class DepthWidth(Study):
     varies = "depth 1 to 7 with the width that keeps the multiply-adds equal"
     claim = "depth helps more than width, with diminishing returns"
     fair = "equal multiply-adds per image within a tenth, the same steps, images and order"
-    reference = "3 x 48"
+    reference = slowest = "3 x 48"
     expected = -1
 
     def arms(self, s: Setting) -> list[Arm]:

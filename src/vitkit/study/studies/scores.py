@@ -68,7 +68,7 @@ class HowManyHeads(Study):
     claim = "several heads can look at several places at once; beyond that more of them change little"
     fair = "equal parameters and nearly equal multiply-adds, the same steps, images and order"
     reference = "4 heads"
-    effect, contrast = 0.02, ("1 head", "4 heads")
+    effect, contrast, slowest = 0.02, ("1 head", "4 heads"), "4 heads"
     expected = -1
 
     def arms(self, s: Setting) -> list[Arm]:
