@@ -157,9 +157,9 @@ def test_the_site_keeps_links_from_chinese_pages_to_what_is_above_them() -> None
         import conf
     finally:
         sys.path.remove(str(ROOT / "docs"))
-    text = (ROOT / "docs" / "zh" / "studies.md").read_text(encoding="utf-8")
-    assert "](../studies/attention-bug.png)](../studies/attention-bug.md)" in text
-    assert conf.without_links_outside(text, "zh/studies") == text
+    text = (ROOT / "docs" / "zh" / "gallery.md").read_text(encoding="utf-8")
+    assert "](../studies/attention-bug.png)](studies/attention-bug.md)" in text
+    assert conf.without_links_outside(text, "zh/gallery") == text
     assert conf.without_links_outside("see [the table](../CHANGELOG.md#x).", "train") == "see the table."
 
 

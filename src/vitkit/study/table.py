@@ -93,11 +93,18 @@ class Row:
     seconds: float = 0.0  # of one training with its evaluation, processor time
     spent: float = 0.0  # of all trainings of the arm, the search included
     extra: tuple[Mapping[str, object], ...] = ()  # what was measured besides, one per seed
-    losses: tuple[tuple[float, ...], ...] = ()  # of every step, one per seed
+    losses: tuple[tuple[float, ...], ...] = ()  # of some steps, one per seed
+    steps: tuple[int, ...] = ()  # which; default: all
 
     @property
     def mean(self) -> Interval:
         return interval(self.accuracy)
+
+    @property
+    def loss_steps(self) -> np.ndarray:
+        """The number of the step of every loss, from 1."""
+        count = min(map(len, self.losses))
+        return 1 + np.array((self.steps or range(count))[:count])
 
     def measured(self, key: str) -> np.ndarray:
         """What was measured besides, seeds x whatever shape one of them has."""
@@ -150,6 +157,7 @@ class Study:
     question: str
     varies: str
     claim: str  # what the paper or the articles say
+    source: str  # who says it and where, with the number if there is one
     fair = "the same steps, images and order; multiply-adds as stated in the table"  # what is held equal
     reference = ""  # the arm that others are compared with
     effect = 0.02  # the smallest difference that it must be able to see
@@ -249,6 +257,7 @@ class Result:
 
 # --- figures -----------------------------------------------------------------------------------
 
+WITH_BAND = "accuracy, % (band: 95%)"
 ROW = 0.32  # inches of figure for each line of dots
 
 
@@ -258,14 +267,20 @@ def dots(axes: Axes, rows: Sequence[Row], names: Sequence[str] | None = None, gr
         colour = COLOURS[(groups[place] if groups else 0) % len(COLOURS)]
         mean, values = row.mean, 100 * np.array(row.accuracy)
         if mean.known:
-            axes.plot([100 * mean.low, 100 * mean.high], [place, place], color=colour, linewidth=2, alpha=0.55)
+            bar(axes, mean, place, colour)
         axes.scatter(values, [place] * len(values), s=12, color=colour, alpha=0.8, linewidths=0, zorder=3)
-        axes.scatter([100 * mean.mean], [place], s=46, color=colour, edgecolors="white", linewidths=0.9, zorder=4)
+        axes.scatter([100 * mean.mean], [place], s=34, color=colour, edgecolors="white", linewidths=0.9, zorder=4)
     axes.set_yticks(range(len(rows)), names or [row.name for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     label = "test accuracy, % (bar: 95% interval)"
     axes.set(ylim=(len(rows) - 0.5, -0.5), axisbelow=True, xlim=_frame(accuracies(rows)), xlabel=label)
+
+
+def bar(axes: Axes, share: Interval, place: float, colour: str) -> None:
+    """The interval as a broad pale bar, which shows beside the dots however short it is."""
+    ends = [100 * share.low, 100 * share.high]
+    axes.plot(ends, [place, place], color=colour, linewidth=8, alpha=0.3, solid_capstyle="butt")
 
 
 def _frame(percents: np.ndarray, room: float = 0.35) -> tuple[float, float]:
@@ -276,15 +291,20 @@ def _frame(percents: np.ndarray, room: float = 0.35) -> tuple[float, float]:
 
 
 def lines(axes: Axes, x: Sequence[float], by_name: dict[str, np.ndarray], room: float = 0.1) -> None:
-    """One line per name: its mean over seeds, with 95% intervals. Values are seeds x places, in percent."""
+    """One line per name. Values are seeds x places, in percent."""
     for number, (label, by_seed) in enumerate(by_name.items()):
-        intervals = [interval(column.tolist()) for column in by_seed.T]
-        means, half = [i.mean for i in intervals], [i.half if i.known else 0.0 for i in intervals]
-        colour, marker = COLOURS[number % len(COLOURS)], "os^Dv"[number % 5]
-        drawn = axes.errorbar(x, means, half, color=colour, label=label, linewidth=1.8, elinewidth=1.2)
-        drawn.lines[0].set(marker=marker, markersize=4.5)
+        line(axes, x, by_seed, label, number)
     frame = _frame(np.concatenate([v.ravel() for v in by_name.values()]), room)
-    axes.set(ylim=frame, ylabel="test accuracy, %")
+    axes.set(ylim=frame, ylabel=WITH_BAND)
+
+
+def line(axes: Axes, x: Sequence[float] | np.ndarray, by_seed: np.ndarray, label: str, number: int) -> None:
+    """The mean over seeds with a band, its 95% interval; one line of several, each of its own colour and mark."""
+    means = [interval(column.tolist()) for column in by_seed.T]
+    colour, marker = COLOURS[number % len(COLOURS)], "os^Dv"[number % 5]
+    if means[0].known:
+        axes.fill_between(x, [m.low for m in means], [m.high for m in means], color=colour, alpha=0.15, linewidth=0)
+    axes.plot(x, [m.mean for m in means], color=colour, label=label, linewidth=1.8, marker=marker, markersize=4.5)
     axes.grid(axis="y")
 
 
@@ -300,12 +320,12 @@ def curves(axes: Axes, rows: Sequence[Row], window: float = 0.05) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for number, row in enumerate(rows):
-        losses = np.mean([one[: min(map(len, row.losses))] for one in row.losses], axis=0)
+        steps = row.loss_steps
+        losses = np.mean([one[: len(steps)] for one in row.losses], axis=0)
         width = max(1, round(window * len(losses)))
-        smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
+        x, smooth = (np.convolve(values, np.ones(width) / width, mode="valid") for values in (steps, losses))
         style = (0, (2.5, 2.5)) if number == 1 else "-"  # the second often lies on the first
-        steps, colour = np.arange(len(smooth)) + width, COLOURS[number % len(COLOURS)]
-        axes.plot(steps, smooth, linestyle=style, color=colour, linewidth=1.6, label=row.name)
+        axes.plot(x, smooth, linestyle=style, color=COLOURS[number % len(COLOURS)], linewidth=1.6, label=row.name)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="step", ylabel="training loss")
     axes.grid(axis="y")

@@ -20,7 +20,8 @@ class HeadType(Study):
     name = "head-type"
     question = "Is a mean over the patches worse than a class token, or does it only want another learning rate?"
     varies = "class token and mean over learning rates from an eighth to eight times the best one of the class token"
-    claim = "both work alike, but at different learning rates (figure 9 of the paper)"
+    claim = "both work alike, but at different learning rates"
+    source = "Dosovitskiy et al. 2021, figure 9: alike at rates of 0.0008 (class token) and 0.0003 (mean)"
     fair = "the same steps, images and order, and the same rates for both"
     reference = CLS
     effect, contrast, others = 0.01, (GAP, CLS), 3
@@ -62,6 +63,7 @@ class WhyClassToken(Study):
     question = "Why a class token, and not the output of a patch?"
     varies = "a learned class token, one that stays zero, the output of the first patch, the mean of all patches"
     claim = "a token of its own belongs to no patch, so that what it collects is not mixed with what a patch must keep"
+    source = "Dosovitskiy et al. 2021, section 3.1, after BERT, without a number"
     reference = CLS
     contrast = (PATCH, CLS)
     expected = -1
@@ -88,6 +90,7 @@ class AddOrConcatenate(Study):
     question = "Why are positions added, and not concatenated?"
     varies = "learned positions added to the patches, in a quarter of the width beside them, none"
     claim = "adding takes no width from the patches, and the model can keep the two apart by itself"
+    source = "a question of the articles, without a number"
     reference = ADDED
     effect, contrast = 0.01, (BESIDE, ADDED)
 
@@ -108,6 +111,7 @@ class PositionsByPatchSize(Study):
     question = "Do positions matter more with smaller patches?"
     varies = "patches from coarse to fine, with learned positions and without any"
     claim = "the smaller the patches, the less each of them says about the image, and the more its place does"
+    source = "an expectation of the articles, without a number"
     effect, slowest = 0.02, ""
     expected = 1
 
@@ -166,6 +170,7 @@ class Registers(Study):
     question = "Do registers take away the long tokens that disturb attention maps?"
     varies = "no register and four of them; lengths of the patch tokens after the last block"
     claim = "large models, trained long, keep notes in a few patch tokens of great length; registers take them over"
+    source = "Darcet et al. 2024: about 2% of the tokens, about ten times as long as the others"
     fair = "the same steps, images and order; four more tokens cost a little more"
     reference = "no register"
     effect, contrast, data = 0.5, ("4 registers", "no register"), "cifar10@32/4"

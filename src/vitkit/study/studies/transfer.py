@@ -28,6 +28,7 @@ class Transfer(Study):
     question = "What does pre-training on other classes bring, and what is best fine-tuned?"
     varies = "from scratch, all weights, the head alone, LoRA, all weights at more pixels; on few images of new classes"
     claim = "pre-trained models need few images; all weights are fine-tuned, at a higher resolution if that can be paid"
+    source = "Dosovitskiy et al. 2021, table 5: B/16 reaches 77.9% on ImageNet by itself, 84.0% after ImageNet-21k"
     fair = "the same few images and steps of fine-tuning; from scratch also as long as both trainings together"
     reference = SCRATCH
     effect, contrast, data = 0.03, (FULL, SCRATCH), "cifar10@32"
@@ -68,6 +69,7 @@ class SelfSupervision(Study):
     claim = (
         "masked patch prediction gains 2 points over no pre-training; the three targets are alike, pixels a bit worse"
     )
+    source = "Dosovitskiy et al. 2021, section 4.6 and B.1.2: 79.9% on ImageNet, 2 points more than from scratch"
     fair = "all images without labels, then the same few labelled ones; from scratch also as long as both together"
     reference = SCRATCH
     contrast, data = ("mean colour", SCRATCH), "cifar10@16"
@@ -103,7 +105,8 @@ class AugmentationVsData(Study):
     name = "augmentation-vs-data"
     question = "How much data is augmentation worth?"
     varies = "no, light and medium augmentation on 1/16, 1/4 and all of the images"
-    claim = 'augmentation and regularisation can be worth ten times the images ("How to train your ViT?")'
+    claim = "augmentation and regularisation can be worth ten times the images"
+    source = "Steiner et al. 2021"
     fair = "the same steps and images; the learning rate of the arm without augmentation for all three"
     reference = "none, all"
     effect, contrast, slowest = 0.02, ("light, 1/16", "none, 1/16"), "none, all"
