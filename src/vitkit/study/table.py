@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vitkit.figures.panels import legend_above
 from vitkit.figures.style import COLOURS, Axes, Figure, new_figure
 from vitkit.model.config import AnyConfig, ResNetConfig, StemConfig, ViTConfig
 from vitkit.study.numbers import POWER, Interval, difference, interval, sentence
@@ -33,15 +34,8 @@ class Setting:
 
     def vit(self, width: int = 48, **changes: object) -> ViTConfig:
         """The paper's model in small: class token, learned positions, 16 patches, MLP of four times the width."""
-        sizes = {"image_size": self.side, "patch_size": self.side // 4}
-        sizes |= {
-            "channels": self.channels,
-            "classes": self.classes,
-            "width": width,
-            "depth": 3,
-            "heads": 4,
-            "mlp_width": 4 * width,
-        }
+        sizes = {"image_size": self.side, "patch_size": self.side // 4, "channels": self.channels}
+        sizes |= {"classes": self.classes, "width": width, "depth": 3, "heads": 4, "mlp_width": 4 * width}
         return ViTConfig(**{**sizes, **changes})  # type: ignore[arg-type]
 
     def hybrid(self) -> ViTConfig:
@@ -126,9 +120,19 @@ class Table:
         """A number about the data: train, classes, side ..."""
         return int(self.data[key])
 
+    def images(self, shares: Mapping[str, float]) -> tuple[list[int], list[str]]:
+        """How many training images each share is, and words for it."""
+        counts = [max(self.count("classes"), round(self.count("train") * share)) for share in shares.values()]
+        return counts, [f"{n:,}\n({label})" for n, label in zip(counts, shares, strict=True)]
+
     def gap(self, a: str, b: str, pairs: int = 1) -> Interval:
         """Accuracy of a - accuracy of b, seed by seed; `pairs`: how many they were picked from."""
         return difference(self[a].accuracy, self[b].accuracy, pairs)
+
+    def measured_gap(self, a: str, b: str, key: str) -> list[float]:
+        """What was measured of a minus that of b, one for each seed."""
+        found: list[float] = (self[a].measured(key) - self[b].measured(key)).tolist()
+        return found
 
     def best(self, names: Sequence[str]) -> str:
         return max(names, key=lambda n: self[n].mean.mean)
@@ -257,7 +261,6 @@ class Result:
 
 # --- figures -----------------------------------------------------------------------------------
 
-WITH_BAND = "accuracy, % (band: 95%)"
 ROW = 0.32  # inches of figure for each line of dots
 
 
@@ -290,12 +293,15 @@ def _frame(percents: np.ndarray, room: float = 0.35) -> tuple[float, float]:
     return max(0.0, low - beyond), min(100.4, high + beyond)
 
 
-def lines(axes: Axes, x: Sequence[float], by_name: dict[str, np.ndarray], room: float = 0.1) -> None:
+Places = Sequence[float] | Mapping[str, Sequence[float]]  # the same for all lines, or by name
+
+
+def lines(axes: Axes, x: Places, by_name: dict[str, np.ndarray], room: float = 0.1) -> None:
     """One line per name. Values are seeds x places, in percent."""
     for number, (label, by_seed) in enumerate(by_name.items()):
-        line(axes, x, by_seed, label, number)
+        line(axes, x[label] if isinstance(x, Mapping) else x, by_seed, label, number)
     frame = _frame(np.concatenate([v.ravel() for v in by_name.values()]), room)
-    axes.set(ylim=frame, ylabel=WITH_BAND)
+    axes.set(ylim=frame, ylabel="accuracy, % (band: 95%)")
 
 
 def line(axes: Axes, x: Sequence[float] | np.ndarray, by_seed: np.ndarray, label: str, number: int) -> None:
@@ -313,6 +319,20 @@ def log_ticks(axes: Axes, x: Sequence[float], words: Sequence[str] = ()) -> None
     axes.set_xscale("log")
     axes.set_xticks(x, words or [f"{place:g}" for place in x])
     axes.minorticks_off()
+
+
+def line_figure(
+    x: Sequence[float], by_name: dict[str, np.ndarray], xlabel: str, words: Sequence[str] = (), room: float = 0.1
+) -> Figure:
+    """One panel of `lines` over a logarithmic axis, with a legend above it where there are several."""
+    figure = new_figure(3.3)
+    axes = figure.subplots()
+    lines(axes, x, by_name, room)
+    log_ticks(axes, x, words)
+    axes.set_xlabel(xlabel)
+    if len(by_name) > 1:
+        legend_above(figure, axes, 3 if len(by_name) == 3 else 2)
+    return figure
 
 
 def curves(axes: Axes, rows: Sequence[Row], window: float = 0.05) -> None:

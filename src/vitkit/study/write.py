@@ -8,10 +8,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from vitkit.errors import DataError
 from vitkit.figures.style import save, styled
@@ -22,6 +20,9 @@ from vitkit.study.studies import STUDIES
 from vitkit.study.table import Context, Result, Row, Table
 
 Record = dict[str, object]  # of an arm, flat
+FIELDS = {"name": "arm", "tags": "about", "lr": "learning_rate", "at_edge": "rate_at_edge", "params": "parameters"}
+FIELDS |= {"macs": "multiply_adds", "images": "images_seen", "seconds": "cpu_seconds"}  # of a row, in NAME.json
+LISTS = {"accuracy": "accuracy_by_seed", "extra": "measured_by_seed", "steps": "loss_steps"}
 AGREES = {
     "agrees": "this agrees with the claim",
     "contradicts": "this contradicts the claim",
@@ -44,29 +45,16 @@ def read(path: Path) -> Result:
     """Of NAME.json; the finding is made again from the table."""
     found = read_json(path)
     try:
-        study = STUDIES[found["study"]]
-        table = Table(tuple(map(_row, found["arms"])), found["data"])
+        study, rows = STUDIES[found["study"]], list[Row]()
+        for arm in found["arms"]:
+            lists = {field: arm.get(key, ()) for field, key in LISTS.items()} | {"losses": arm.get("loss_by_seed", ())}
+            tuples = {field: tuple(tuple(x) if field == "losses" else x for x in some) for field, some in lists.items()}
+            rows.append(Row(**{field: arm[key] for field, key in FIELDS.items()}, **tuples))
+        table = Table(tuple(rows), found["data"])
         context = Context(**{f.name: found[f.name] for f in fields(Context)})
     except (KeyError, TypeError) as e:
         raise DataError(f"{path} is no result of a study ({e}); {WANTED}") from e
     return Result(study, table, study.find(table), context)
-
-
-def _row(arm: Mapping[str, Any]) -> Row:
-    return Row(
-        name=arm["arm"],
-        accuracy=tuple(arm["accuracy_by_seed"]),
-        tags=arm["about"],
-        lr=arm["learning_rate"],
-        at_edge=arm["rate_at_edge"],
-        params=arm["parameters"],
-        macs=arm["multiply_adds"],
-        images=arm["images_seen"],
-        seconds=arm["cpu_seconds"],
-        extra=tuple(arm.get("measured_by_seed", ())),
-        losses=tuple(map(tuple, arm.get("loss_by_seed", ()))),
-        steps=tuple(arm.get("loss_steps", ())),
-    )
 
 
 def alternative(result: Result) -> str:

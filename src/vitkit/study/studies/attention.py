@@ -7,8 +7,8 @@ import numpy as np
 
 from vitkit.figures.panels import baseline, legend_above
 from vitkit.figures.style import COLOURS, Figure, new_figure
-from vitkit.study.numbers import compare, direction, gained, interval, spread, verdict
-from vitkit.study.table import ROW, Arm, Finding, Setting, Study, Table, bar, curves, dots, line
+from vitkit.study.numbers import Interval, compare, direction, gained, interval, sentence, spread, verdict
+from vitkit.study.table import ROW, Arm, Finding, Row, Setting, Study, Table, bar, curves, dots, line
 
 SAME_START = "the same start of the weights, steps, images and order; equal multiply-adds"
 OURS, TRUE, FALSE = "ours", "batch_first=True", "batch_first=False"
@@ -50,9 +50,7 @@ class AttentionBug(Study):
 
     def effects(self, table: Table) -> list[float]:
         """Accuracy image by image."""
-        false, true = (table[name].measured("alone") for name in self.contrast)
-        found: list[float] = (false - true).tolist()
-        return found
+        return table.measured_gap(*self.contrast, "alone")
 
     def find(self, table: Table) -> Finding:
         alone = interval(self.effects(table))
@@ -127,6 +125,23 @@ def _wide(name: str) -> str:
     return f"{name}, one head"
 
 
+def _grown(row: Row, share: float = 0) -> list[float]:
+    """Mean distance of the last layers minus that of the first, in pixels, by seed; one of each at least."""
+    by_layer = row.measured("distance").mean(axis=2)  # seeds x layers
+    some = max(1, int(by_layer.shape[1] * share))
+    found: list[float] = (by_layer[:, -some:].mean(axis=1) - by_layer[:, :some].mean(axis=1)).tolist()
+    return found
+
+
+def _looks(gap: Interval, what: str) -> tuple[str, str]:
+    """A headline and a clause."""
+    if more := direction(gap, "farther", "less far"):
+        words = f"the last {what} looks {abs(gap.mean):.1f} pixels {more} than the first"
+        return sentence(words)[:-1], f"{words} ({spread(gap, 1)})"
+    words = f"open whether the first or the last {what} looks farther"
+    return sentence(words)[:-1], f"it is {words} ({gap.mean:+.1f} pixels, {spread(gap, 1)})"
+
+
 class Heads(Study):
     name = "heads"
     question = "Which layers look near and which far?"
@@ -144,20 +159,14 @@ class Heads(Study):
 
     def effects(self, table: Table) -> list[float]:
         """Mean distance of the last layer minus that of the first, in pixels."""
-        by_layer = table["trained"].measured("distance").mean(axis=2)  # seeds x layers
-        found: list[float] = (by_layer[:, -1] - by_layer[:, 0]).tolist()
-        return found
+        return _grown(table["trained"])
 
     def find(self, table: Table) -> Finding:
         trained = table["trained"].measured("distance")  # seeds x layers x heads, pixels
         mean, span = trained.mean(axis=2), trained.max(axis=2) - trained.min(axis=2)  # seeds x layers
         deeper, narrower = interval(self.effects(table)), interval((span[:, -1] - span[:, 0]).tolist())
         even = table["trained"].measured("even")[0]
-        headline = "Open whether the first or the last layer looks farther"
-        tail = f"it is open which looks farther ({deeper.mean:+.1f} pixels, {spread(deeper, 1)})"
-        if more := direction(deeper, "farther", "less far"):
-            headline = f"The last layer looks {abs(deeper.mean):.1f} pixels {more} than the first"
-            tail = f"the last looks {abs(deeper.mean):.1f} pixels {more} ({spread(deeper, 1)})"
+        headline, tail = _looks(deeper, "layer")
         near, far = mean[:, 0].mean(), mean[:, -1].mean()
         first = f"the first layer looks {near:.1f} pixels far on average and the last {far:.1f} "
         first += f"(even attention: {even:.1f}); {tail}, {verdict(deeper, 1)}"
@@ -209,19 +218,12 @@ class AttentionDistance(Study):
 
     def effects(self, table: Table) -> list[float]:
         """Mean distance of the last third of the layers minus that of the first, in pixels."""
-        by_layer = table["ViT"].measured("distance").mean(axis=2)  # seeds x layers
-        third = max(1, by_layer.shape[1] // 3)
-        found: list[float] = (by_layer[:, -third:].mean(axis=1) - by_layer[:, :third].mean(axis=1)).tolist()
-        return found
+        return _grown(table["ViT"], 1 / 3)
 
     def find(self, table: Table) -> Finding:
         grown, by_layer = interval(self.effects(table)), table["ViT"].measured("distance").mean(axis=(0, 2))
         stages = table["ResNet"].measured("distance").mean(axis=(0, 2))
-        headline = "Open whether deeper layers look farther"
-        tail = f"it is open which third looks farther ({grown.mean:+.1f} pixels, {spread(grown, 1)})"
-        if more := direction(grown, "farther", "less far"):
-            headline = f"The last third of the layers looks {abs(grown.mean):.1f} pixels {more} than the first"
-            tail = f"the last third looks {abs(grown.mean):.1f} pixels {more} than the first ({spread(grown, 1)})"
+        headline, tail = _looks(grown, "third of the layers")
         first = f"from the first layer to the last, attention reaches {by_layer[0]:.1f} to {by_layer[-1]:.1f} pixels; "
         first += f"{tail}, {verdict(grown, 1)}"
         second = f"the stages of a ResNet depend on pixels {', '.join(f'{far:.1f}' for far in stages)} away"

@@ -64,6 +64,7 @@ class Accumulation(Study):
                 upper.plot(steps, shown, color=COLOURS[number], linewidth=0.8, label=label)
         upper.set(yscale="log", ylabel="|in parts - in one piece|, loss", xlabel="step (one line per seed)")
         upper.yaxis.set_major_formatter("{x:g}")
+        upper.minorticks_off()
         upper.grid(axis="y")
         dots(lower, table.rows, groups=[0, 0, 1, 1])
         legend_above(figure, upper, 2)

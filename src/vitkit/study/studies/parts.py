@@ -67,11 +67,9 @@ class Pooling(Study):
     effect, contrast = 0.01, ("mean", "class token")
 
     def arms(self, s: Setting) -> list[Arm]:
-        return [
-            Arm("class token", s.vit()),
-            Arm("mean", s.vit(pooling="mean", class_token=False)),
-            Arm("MAP", s.vit(pooling="map", class_token=False)),
-        ]
+        others = {"mean": "mean", "MAP": "map"}
+        kinds = [Arm(name, s.vit(pooling=kind, class_token=False)) for name, kind in others.items()]
+        return [Arm("class token", s.vit()), *kinds]
 
     def find(self, table: Table) -> Finding:
         mean, probe = (table.gap(name, "class token") for name in ("mean", "MAP"))

@@ -21,8 +21,7 @@ from vitkit.study.table import (
     curves,
     dots,
     line,
-    lines,
-    log_ticks,
+    line_figure,
 )
 
 CONV, LINEAR, STEM = "convolution", "linear map", "convolutional stem"
@@ -60,14 +59,9 @@ class PatchSize(Study):
         return Finding(headline, first, second)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(3.2)
-        axes = figure.subplots()
         x = [row.macs / 1e6 for row in table.rows]
-        lines(axes, x, {"": accuracies(table.rows)}, room=0.35)
-        log_ticks(axes, x, [f"{r.macs / 1e6:.2g}\n{r.name}\n{r.tags['tokens']} tokens" for r in table.rows])
-        axes.margins(x=0.1)
-        axes.set_xlabel("million multiply-adds per image")
-        return figure
+        words = [f"{r.macs / 1e6:.2g}\n{r.name}\n{r.tags['tokens']} tokens" for r in table.rows]
+        return line_figure(x, {"": accuracies(table.rows)}, "million multiply-adds per image", words, room=0.35)
 
 
 def _apart(table: Table) -> np.ndarray:
@@ -118,6 +112,7 @@ class PatchEmbed(Study):
             middle.plot(table[CONV].loss_steps, np.maximum(seed, 1e-9), color=COLOURS[3], linewidth=0.8, alpha=0.8)
         middle.set(yscale="log", ylabel="|linear - conv|", xlabel="step (one line per seed)")
         middle.yaxis.set_major_formatter("{x:g}")
+        middle.minorticks_off()
         middle.grid(axis="y")
         dots(lower, table.rows, groups=[0, 1, 2])
         legend_above(figure, upper, 3)

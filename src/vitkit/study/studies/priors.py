@@ -10,7 +10,7 @@ from vitkit.figures.panels import legend_above
 from vitkit.figures.style import Figure, new_figure
 from vitkit.model.config import AnyConfig, StemConfig
 from vitkit.study.numbers import compare, difference, direction, gained, interval, points, spread, verdict
-from vitkit.study.table import WITH_BAND, Arm, Finding, Setting, Study, Table, accuracies, line, lines, log_ticks
+from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, line_figure, lines, log_ticks
 
 SHARES = {"1/32": 1 / 32, "1/8": 1 / 8, "1/2": 1 / 2, "all": 1.0}
 MODELS = ("ViT", "hybrid", "ResNet")
@@ -65,14 +65,9 @@ class DataSize(Study):
         return Finding(headline, first, second)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(3.4)
-        axes = figure.subplots()
-        x = [max(table.count("classes"), round(table.count("train") * share)) for share in SHARES.values()]
-        lines(axes, x, {k: accuracies([table[f"{k}, {n}"] for n in SHARES]) for k in (*MODELS, PRETRAINED)})
-        log_ticks(axes, x, [f"{n:,}\n({label})" for n, label in zip(x, SHARES, strict=True)])
-        axes.set_xlabel("labelled training images (share of the set)")
-        legend_above(figure, axes, 2)
-        return figure
+        by_kind = {k: accuracies([table[f"{k}, {n}"] for n in SHARES]) for k in (*MODELS, PRETRAINED)}
+        x, words = table.images(SHARES)
+        return line_figure(x, by_kind, "labelled training images (share of the set)", words)
 
 
 def _scaled(stem: StemConfig, share: float) -> StemConfig:
@@ -119,11 +114,11 @@ class Scaling(Study):
     def draw(self, table: Table) -> Figure:
         figure = new_figure(3.4)
         axes = figure.subplots()
-        for number, kind in enumerate(MODELS):
-            rows = table.where(model=kind)
-            line(axes, [row.macs / 1e6 for row in rows], accuracies(rows), kind, number)
-        axes.set(xscale="log", xlabel="million multiply-adds per image (logarithmic)", ylabel=WITH_BAND)
-        axes.xaxis.set_major_formatter("{x:g}")
+        rows = {kind: table.where(model=kind) for kind in MODELS}
+        x = {kind: [row.macs / 1e6 for row in found] for kind, found in rows.items()}
+        lines(axes, x, {kind: accuracies(found) for kind, found in rows.items()})
+        log_ticks(axes, x["ViT"], [f"{place:.2g}" for place in x["ViT"]])
+        axes.set_xlabel("million multiply-adds per image")
         legend_above(figure, axes, 3)
         return figure
 

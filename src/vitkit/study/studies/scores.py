@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from vitkit.figures.panels import legend_above
-from vitkit.figures.style import Figure, new_figure
+from vitkit.figures.style import Figure
 from vitkit.study.numbers import compare, gained, verdict
 from vitkit.study.studies.attention import SAME_START
-from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, lines, log_ticks
+from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, line_figure
 
 WIDTHS = (8, 32, 128)  # of a head
 SCALED, UNSCALED = "divided by √k", "not divided"
@@ -52,14 +51,8 @@ class WhySqrt(Study):
         return Finding(f"Not dividing, head of {wide}: {gained(gaps[wide])}", first, second)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(3.4)
-        axes = figure.subplots()
-        ways = {how: accuracies([table[f"{how}, {k}"] for k in WIDTHS]) for how in (SCALED, UNSCALED)}
-        lines(axes, WIDTHS, ways, room=0.35)
-        log_ticks(axes, WIDTHS)
-        axes.set_xlabel("channels of the head")
-        legend_above(figure, axes, 2)
-        return figure
+        scales = {how: accuracies([table[f"{how}, {k}"] for k in WIDTHS]) for how in (SCALED, UNSCALED)}
+        return line_figure(WIDTHS, scales, "channels of the head", room=0.35)
 
 
 class HowManyHeads(Study):
@@ -87,9 +80,4 @@ class HowManyHeads(Study):
         return Finding(f"One head instead of four: {gained(one)}", first, second)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(3.0)
-        axes = figure.subplots()
-        lines(axes, HEADS, {"": accuracies(table.rows)}, room=0.35)
-        log_ticks(axes, HEADS)
-        axes.set_xlabel("heads")
-        return figure
+        return line_figure(HEADS, {"": accuracies(table.rows)}, "heads", room=0.35)

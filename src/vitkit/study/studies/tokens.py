@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitkit.figures.panels import legend_above
-from vitkit.figures.style import Figure, new_figure
+from vitkit.figures.style import Figure
 from vitkit.study.numbers import compare, direction, gained, interval, points, spread, verdict
-from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, lines, log_ticks
+from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, line_figure
 
 CLS, GAP = "class token", "mean"
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the learning rate that is best for the class token
@@ -48,14 +47,8 @@ class HeadType(Study):
         return Finding(f"Mean instead of a class token, each at its rate: {gained(own)}", first, second)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(3.2)
-        axes = figure.subplots()
         heads = {head: accuracies([table[f"{head}, {f:g} x"] for f in FACTORS]) for head in (CLS, GAP)}
-        lines(axes, FACTORS, heads, room=0.1)
-        log_ticks(axes, FACTORS)
-        axes.set_xlabel("learning rate, times the best one of the class token")
-        legend_above(figure, axes, 2)
-        return figure
+        return line_figure(FACTORS, heads, "learning rate, times the best one of the class token")
 
 
 class WhyClassToken(Study):
@@ -70,12 +63,8 @@ class WhyClassToken(Study):
 
     def arms(self, s: Setting) -> list[Arm]:
         bare = s.vit(pooling="mean", class_token=False)
-        return [
-            Arm(CLS, s.vit()),
-            Arm(FIXED, s.vit(), "fixed-token"),
-            Arm(PATCH, bare, "first-patch"),
-            Arm(GAP, bare),
-        ]
+        tokens = [Arm(CLS, s.vit()), Arm(FIXED, s.vit(), "fixed-token")]
+        return [*tokens, Arm(PATCH, bare, "first-patch"), Arm(GAP, bare)]
 
     def find(self, table: Table) -> Finding:
         patch, fixed, mean = (table.gap(name, CLS) for name in (PATCH, FIXED, GAP))
@@ -153,15 +142,10 @@ class PositionsByPatchSize(Study):
         return Finding(f"What positions bring: patch {sizes[0]} {ends[0]}, patch {sizes[-1]} {ends[1]}", words, tail)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(3.2)
-        axes = figure.subplots()
         sizes = [float(row.tags["patch"]) for row in table.where(positions="learned")]
         words = {f"positions: {word}": accuracies(table.where(positions=word)) for word in ("learned", "none")}
-        lines(axes, sizes, words)
-        log_ticks(axes, sizes)
-        axes.invert_xaxis()
-        axes.set_xlabel("pixels of a patch's side")
-        legend_above(figure, axes, 2)
+        figure = line_figure(sizes, words, "pixels of a patch's side")
+        figure.axes[0].invert_xaxis()
         return figure
 
 
@@ -184,8 +168,7 @@ class Registers(Study):
 
     def effects(self, table: Table) -> list[float]:
         """The longest token with registers minus that without, in median lengths."""
-        few, none = (table[name].measured("longest").tolist() for name in self.contrast)
-        return [a - b for a, b in zip(few, none, strict=True)]
+        return table.measured_gap(*self.contrast, "longest")
 
     def find(self, table: Table) -> Finding:
         gap = interval(self.effects(table))

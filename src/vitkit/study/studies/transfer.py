@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from vitkit.figures.panels import legend_above
-from vitkit.figures.style import Figure, new_figure
+from vitkit.figures.style import Figure
 from vitkit.study.numbers import compare, gained, verdict
-from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, lines, log_ticks
+from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, line_figure
 
 FEW = 1 / 32  # share of the images whose labels are known
 SHORT = 0.25  # fine-tuning takes a quarter of the steps
 SCRATCH, LONGER, FULL, HEAD, LORA = "from scratch", "from scratch, longer", "all weights", "head alone", "LoRA"
 LARGER = "all weights, more pixels"
-TARGETS = {
-    "mean colour": "masked-patch:colour",
-    "4x4 colours": "masked-patch:downsampled",
-    "pixels": "masked-patch:pixels",
-}
-TARGETS |= {"MAE": "mae"}
+TARGETS = {"mean colour": "masked-patch:colour", "4x4 colours": "masked-patch:downsampled"}
+TARGETS |= {"pixels": "masked-patch:pixels", "MAE": "mae"}
 SHARES = {"1/16": 1 / 16, "1/4": 1 / 4, "all": 1.0}
 PRESETS = ("none", "light", "medium")
 
@@ -138,11 +133,6 @@ class AugmentationVsData(Study):
         return Finding(f"Light augmentation, 1/16 of the data: {gained(few)}; all: {gained(all_)}", first, second)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(3.2)
-        axes = figure.subplots()
-        x = [max(table.count("classes"), round(table.count("train") * share)) for share in SHARES.values()]
-        lines(axes, x, {p: accuracies([table[f"{p}, {label}"] for label in SHARES]) for p in PRESETS})
-        log_ticks(axes, x, [f"{n:,}\n({label})" for n, label in zip(x, SHARES, strict=True)])
-        axes.set_xlabel("training images (share of the set)")
-        legend_above(figure, axes, 3)
-        return figure
+        by_preset = {p: accuracies([table[f"{p}, {label}"] for label in SHARES]) for p in PRESETS}
+        x, words = table.images(SHARES)
+        return line_figure(x, by_preset, "training images (share of the set)", words)
