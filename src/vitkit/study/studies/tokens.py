@@ -78,10 +78,10 @@ class AddOrConcatenate(Study):
     name = "add-or-concatenate"
     question = "Why are positions added, and not concatenated?"
     varies = "learned positions added to the patches, in a quarter of the width beside them, none"
-    claim = "adding takes no width from the patches, and the model can keep the two apart by itself"
+    claim = "adding takes no width from the patches, and the model can keep the two apart: concatenating reaches less"
     source = "a question of the articles, without a number"
     reference = ADDED
-    effect, contrast = 0.01, (BESIDE, ADDED)
+    effect, contrast, expected = 0.01, (BESIDE, ADDED), -1
 
     def arms(self, s: Setting) -> list[Arm]:
         bare = s.vit(positions="none")
