@@ -22,7 +22,6 @@ from vitkit.study.table import Context, Result, Row, Table
 Record = dict[str, object]  # of an arm, flat
 FIELDS = {"name": "arm", "tags": "about", "lr": "learning_rate", "at_edge": "rate_at_edge", "params": "parameters"}
 FIELDS |= {"macs": "multiply_adds", "images": "images_seen", "seconds": "cpu_seconds"}  # of a row, in NAME.json
-LISTS = {"accuracy": "accuracy_by_seed", "extra": "measured_by_seed", "steps": "loss_steps"}
 AGREES = {
     "agrees": "this agrees with the claim",
     "contradicts": "this contradicts the claim",
@@ -47,9 +46,10 @@ def read(path: Path) -> Result:
     try:
         study, rows = STUDIES[found["study"]], list[Row]()
         for arm in found["arms"]:
-            lists = {field: arm.get(key, ()) for field, key in LISTS.items()} | {"losses": arm.get("loss_by_seed", ())}
-            tuples = {field: tuple(tuple(x) if field == "losses" else x for x in some) for field, some in lists.items()}
-            rows.append(Row(**{field: arm[key] for field, key in FIELDS.items()}, **tuples))
+            accuracy, losses = tuple(arm["accuracy_by_seed"]), tuple(map(tuple, arm.get("loss_by_seed", ())))
+            extra, steps = (tuple(arm.get(key, ())) for key in ("measured_by_seed", "loss_steps"))
+            known = {field: arm[key] for field, key in FIELDS.items()}
+            rows.append(Row(accuracy=accuracy, losses=losses, extra=extra, steps=steps, **known))
         table = Table(tuple(rows), found["data"])
         context = Context(**{f.name: found[f.name] for f in fields(Context)})
     except (KeyError, TypeError) as e:
