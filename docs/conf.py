@@ -40,11 +40,12 @@ NAV = {
     "Everybody's tools": "install sklearn track hub other-loops",
     "More than one machine": "scale remote engines",
     "Coming from": "from-timm from-hugging-face from-torchvision from-vit-pytorch from-ultralytics",
-    "In depth": "model data train evaluate plan studies",
+    "In depth": "model data train evaluate plan studies gallery questions",
     "Reference": "commands api/index",
     "Inside (may change)": "api/model api/checkpoints api/data api/train api/evaluate api/explain",
     "Background": "security design mistakes",
-    "中文": "zh/tutorial-practitioner zh/tutorial-researcher zh/tutorial-student zh/tutorial-deployer zh/studies",
+    "中文": "zh/tutorial-practitioner zh/tutorial-researcher zh/tutorial-student zh/tutorial-deployer zh/studies "
+    "zh/gallery zh/questions",
 }
 DOCS = Path(__file__).resolve().parent
 UPWARDS = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]+)[^)]*\)")
@@ -82,8 +83,8 @@ def without_links_outside(text: str, page: str) -> str:
 def read(app: Sphinx, page: str, source: list[str]) -> None:
     text = FLAGS.sub(r"```\1", without_links_outside(source[0], page))
     text = OBJECT.sub(lambda match: documented(match, page == "api/index"), text)
-    if page.startswith("studies/"):
-        text = f"---\norphan: true\n---\n{text}"  # reached from studies.md
+    if page.startswith(("studies/", "zh/studies/")):
+        text = f"---\norphan: true\n---\n{text}"  # reached from studies.md and the gallery
     source[0] = text + (menu() if page == "index" else "")
 
 

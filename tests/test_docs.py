@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/zh/*.md"))]
+RESULTS = [*sorted(ROOT.glob("docs/studies/*.md")), *sorted(ROOT.glob("docs/zh/studies/*.md"))]  # made from tables
 CHINESE = {ROOT / "README.zh-CN.md": ROOT / "README.md"}  # page -> the English one whose code it has
 CHINESE |= {page: ROOT / "docs" / page.name for page in sorted(ROOT.glob("docs/zh/*.md"))}
 LONG = ("tutorial-", "cookbook", "from-")  # pages that train several times
@@ -143,7 +144,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             check_command(line, run)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
         if not target.startswith(("http:", "https:", "mailto:")):
@@ -157,9 +158,9 @@ def test_the_site_keeps_links_from_chinese_pages_to_what_is_above_them() -> None
         import conf
     finally:
         sys.path.remove(str(ROOT / "docs"))
-    text = (ROOT / "docs" / "zh" / "studies.md").read_text(encoding="utf-8")
-    assert "](../studies/attention-bug.png)](../studies/attention-bug.md)" in text
-    assert conf.without_links_outside(text, "zh/studies") == text
+    text = (ROOT / "docs" / "zh" / "gallery.md").read_text(encoding="utf-8")
+    assert "](../studies/attention-bug.png)](studies/attention-bug.md)" in text
+    assert conf.without_links_outside(text, "zh/gallery") == text
     assert conf.without_links_outside("see [the table](../CHANGELOG.md#x).", "train") == "see the table."
 
 

@@ -222,3 +222,16 @@ def test_agreement_follows_the_interval(name: str, effects: list[float], words: 
     result = judged(name, effects)
     assert result.agreement == words
     assert any("underpowered" in doubt for doubt in result.doubts) == (words == "open")
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_figures_have_words_and_no_code_of_formulas(name: str) -> None:
+    """A logarithmic axis of less than a decade labels its minor ticks with formulas, which our style does not set."""
+    from matplotlib.text import Text
+
+    from vitkit.figures.style import styled
+
+    with styled():
+        figure = STUDIES[name].draw(made_up(name, {}))
+        figure.draw_without_rendering()
+        assert not [text.get_text() for text in figure.findobj(Text) if "$" in text.get_text()]

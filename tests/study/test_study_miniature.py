@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 from vitkit.cli.main import app
 from vitkit.model.summary import summarize
 from vitkit.study.numbers import compare
-from vitkit.study.run import run
+from vitkit.study.run import drawn_steps, run
 from vitkit.study.studies import STUDIES
 from vitkit.study.table import Arm, Finding, Setting, Study, Table
+from vitkit.study.write import as_markdown, read
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,7 @@ def test_a_study_writes_table_figure_and_finding(name: str, tiny: str, out: Path
     page = (out / name / f"{name}.md").read_text()
     assert f"({name}.png)" in page
     assert result.finding.sentences[0] in page
+    assert as_markdown(read(out / name / f"{name}.json")) == page  # nothing is lost in the file
     for ending in ("png", "svg"):
         assert (out / name / f"{name}.{ending}").stat().st_size > 5_000
 
@@ -53,6 +55,7 @@ def test_a_study_is_one_class_and_one_row(tiny: str, tmp_path: Path, monkeypatch
         question = "Two heads or four?"
         varies = "heads"
         claim = "four are better"
+        source = "nobody"
         fair = "all but the heads"
         reference = "four"
 
@@ -68,6 +71,14 @@ def test_a_study_is_one_class_and_one_row(tiny: str, tmp_path: Path, monkeypatch
     assert "two reaches" in (tmp_path / "toy" / "toy.md").read_text().lower()
     listed = json.loads(CliRunner().invoke(app, ["study", "--json"]).stdout)
     assert listed[-1]["name"] == "toy"
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7, 100, 2743])
+def test_the_first_ten_losses_are_kept(steps: int) -> None:
+    kept = drawn_steps(steps)
+    assert kept[:10] == list(range(min(10, steps)))
+    assert len(kept) <= 110
+    assert all(0 <= step < steps for step in kept)
 
 
 def test_equal_cost_is_equal() -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from vitkit.figures.style import GREY, INK, MARK, WIDTH, Axes, AxesImage, Figure, new_figure, short, wrapped
+from vitkit.figures.style import GREY, MARK, WIDTH, Axes, AxesImage, Figure, new_figure, short, wrapped
 
 DASHED = (0, (4, 3))
 GAP = 0.07  # between tiles
@@ -57,12 +57,6 @@ def baseline(axes: Axes, y: float, text: str) -> None:
     """A dashed line to compare with, named at its right end."""
     axes.axhline(y, color=GREY, linewidth=1, linestyle=DASHED)
     axes.annotate(text, (1, y), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8, color=GREY)
-
-
-def note(axes: Axes, x: float, y: float, text: str, left: bool = False) -> None:
-    """Words above a point and beside it, where neither its interval nor its line is."""
-    place, side = ((-5, 4), "right") if left else ((5, 4), "left")
-    axes.annotate(text, (x, y), xytext=place, textcoords="offset points", ha=side, fontsize=8, color=INK)
 
 
 def legend_above(figure: Figure, axes: Axes, columns: int, where: str = "upper") -> None:

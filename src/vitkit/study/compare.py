@@ -17,7 +17,7 @@ from vitkit.io import read_json
 from vitkit.study.numbers import ALIKE, Interval, deviation, quantile
 
 Result = Mapping[str, object]  # what NAME.json holds
-_WANTED = "give the NAME.json that `vitkit study NAME` writes"
+WANTED = "give the NAME.json that `vitkit study NAME` writes"
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ def read_result(path: Path) -> Result:
     try:
         found = read_json(path)
     except ValueError as e:
-        raise DataError(f"{path} is no JSON ({e}); {_WANTED}") from e
+        raise DataError(f"{path} is no JSON ({e}); {WANTED}") from e
     if not isinstance(found, dict):
-        raise DataError(f"{path} is no result of a study; {_WANTED}")
+        raise DataError(f"{path} is no result of a study; {WANTED}")
     return found
 
 
@@ -55,7 +55,7 @@ def _arms(result: Result) -> dict[str, list[float]]:
     try:
         return {arm["arm"]: list(map(float, arm["accuracy_by_seed"])) for arm in result["arms"]}  # type: ignore[attr-defined]
     except (KeyError, TypeError, ValueError):
-        raise DataError(f"this is no result of a study; {_WANTED}") from None
+        raise DataError(f"this is no result of a study; {WANTED}") from None
 
 
 def _compared(name: str, a: Sequence[float], b: Sequence[float], margin: float) -> Agreement:

@@ -47,6 +47,7 @@ LEAST_STEPS = 20
 FIRST_EPOCHS, MOST_EPOCHS = 2, 100  # the shortest and the longest training that is tried
 LEAST_SEEDS, MOST_SEEDS = 3, 20
 SAME = [f.name for f in fields(Run) if f.name in Arm.__dataclass_fields__ and f.name not in ("measure", "before")]
+CURVE = 100
 STILL = 0.01  # what twice the length gains at a plateau, at most
 
 
@@ -85,7 +86,7 @@ def run(
     here, trained = round(time.perf_counter() - start, 1), round(sum(row.spent for row in table.rows), 1)
     command = f"vitkit study {name} --data {sets.name} --steps {work.steps} --seeds {count}"
     chance = power(study.effect, deviation(study.effects(table)), count) if count > 1 else None
-    about = (command, work.steps, BATCH, count, machine(), here, sets.describe(), trained, study.effect)
+    about = (command, work.steps, BATCH, count, machine(), here, table.data, trained, study.effect)
     result = Result(study, table, study.find(table), Context(*about, chance, plateau))
     write(result, out / name)
     return result
@@ -205,6 +206,7 @@ class _Trainings:
 
     def _row(self, arm: Arm, outcomes: list[Outcome]) -> Row:
         lr, model = self.rates[arm.name], built(arm)
+        kept = drawn_steps(of_length(self.steps, arm.length)) if self.study.curves else []
         return Row(
             name=arm.name,
             accuracy=tuple(o.accuracy for o in outcomes),
@@ -214,10 +216,11 @@ class _Trainings:
             params=sum(p.numel() for p in model.parameters()),
             macs=round(summarize(arm.config)["gmacs"] * 1e9),
             images=of_length(self.steps, arm.length) * min(BATCH, len(self.sets.part(arm.share, 0))),
-            seconds=sum(o.cpu_seconds for o in outcomes) / len(outcomes),
+            seconds=round(sum(o.cpu_seconds for o in outcomes) / len(outcomes), 2),
             spent=sum(o.cpu_seconds for o in (*outcomes, *self.searched[arm.name])),
             extra=tuple(o.measured for o in outcomes) if arm.measure else (),
-            losses=tuple(tuple(o.losses) for o in outcomes),
+            losses=tuple(tuple(float(f"{o.losses[i]:.9g}") for i in kept if i < len(o.losses)) for o in outcomes),
+            steps=tuple(kept),
         )
 
     def _run(self, arm: Arm, lr: float, seed: int, split: str, steps: int = 0, searching: bool = False) -> Run:
@@ -240,6 +243,11 @@ class _Trainings:
             self.progress.note(f"{self.done:3}  {outcome.accuracy:6.1%}  {words[number]}  ({took})")
             self.progress.update(self.study.name, len(found), len(runs))
         return [found[number] for number in range(len(runs))]
+
+
+def drawn_steps(steps: int) -> list[int]:
+    """Of how many steps the losses are part of the result: the first ten, and about a hundred of all."""
+    return sorted({*range(min(10, steps)), *range(0, steps, -(-steps // CURVE) or 1)})
 
 
 def searched_share(arm: Arm) -> float:

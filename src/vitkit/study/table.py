@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vitkit.figures.panels import legend_above
 from vitkit.figures.style import COLOURS, Axes, Figure, new_figure
 from vitkit.model.config import AnyConfig, ResNetConfig, StemConfig, ViTConfig
 from vitkit.study.numbers import POWER, Interval, difference, interval, sentence
@@ -33,15 +34,8 @@ class Setting:
 
     def vit(self, width: int = 48, **changes: object) -> ViTConfig:
         """The paper's model in small: class token, learned positions, 16 patches, MLP of four times the width."""
-        sizes = {"image_size": self.side, "patch_size": self.side // 4}
-        sizes |= {
-            "channels": self.channels,
-            "classes": self.classes,
-            "width": width,
-            "depth": 3,
-            "heads": 4,
-            "mlp_width": 4 * width,
-        }
+        sizes = {"image_size": self.side, "patch_size": self.side // 4, "channels": self.channels}
+        sizes |= {"classes": self.classes, "width": width, "depth": 3, "heads": 4, "mlp_width": 4 * width}
         return ViTConfig(**{**sizes, **changes})  # type: ignore[arg-type]
 
     def hybrid(self) -> ViTConfig:
@@ -93,11 +87,18 @@ class Row:
     seconds: float = 0.0  # of one training with its evaluation, processor time
     spent: float = 0.0  # of all trainings of the arm, the search included
     extra: tuple[Mapping[str, object], ...] = ()  # what was measured besides, one per seed
-    losses: tuple[tuple[float, ...], ...] = ()  # of every step, one per seed
+    losses: tuple[tuple[float, ...], ...] = ()  # of some steps, one per seed
+    steps: tuple[int, ...] = ()  # which; default: all
 
     @property
     def mean(self) -> Interval:
         return interval(self.accuracy)
+
+    @property
+    def loss_steps(self) -> np.ndarray:
+        """The number of the step of every loss, from 1."""
+        count = min(map(len, self.losses))
+        return 1 + np.array((self.steps or range(count))[:count])
 
     def measured(self, key: str) -> np.ndarray:
         """What was measured besides, seeds x whatever shape one of them has."""
@@ -119,9 +120,19 @@ class Table:
         """A number about the data: train, classes, side ..."""
         return int(self.data[key])
 
+    def images(self, shares: Mapping[str, float]) -> tuple[list[int], list[str]]:
+        """How many training images each share is, and words for it."""
+        counts = [max(self.count("classes"), round(self.count("train") * share)) for share in shares.values()]
+        return counts, [f"{n:,}\n({label})" for n, label in zip(counts, shares, strict=True)]
+
     def gap(self, a: str, b: str, pairs: int = 1) -> Interval:
         """Accuracy of a - accuracy of b, seed by seed; `pairs`: how many they were picked from."""
         return difference(self[a].accuracy, self[b].accuracy, pairs)
+
+    def measured_gap(self, a: str, b: str, key: str) -> list[float]:
+        """What was measured of a minus that of b, one for each seed."""
+        found: list[float] = (self[a].measured(key) - self[b].measured(key)).tolist()
+        return found
 
     def best(self, names: Sequence[str]) -> str:
         return max(names, key=lambda n: self[n].mean.mean)
@@ -150,6 +161,7 @@ class Study:
     question: str
     varies: str
     claim: str  # what the paper or the articles say
+    source: str  # who says it and where, with the number if there is one
     fair = "the same steps, images and order; multiply-adds as stated in the table"  # what is held equal
     reference = ""  # the arm that others are compared with
     effect = 0.02  # the smallest difference that it must be able to see
@@ -258,14 +270,20 @@ def dots(axes: Axes, rows: Sequence[Row], names: Sequence[str] | None = None, gr
         colour = COLOURS[(groups[place] if groups else 0) % len(COLOURS)]
         mean, values = row.mean, 100 * np.array(row.accuracy)
         if mean.known:
-            axes.plot([100 * mean.low, 100 * mean.high], [place, place], color=colour, linewidth=2, alpha=0.55)
+            bar(axes, mean, place, colour)
         axes.scatter(values, [place] * len(values), s=12, color=colour, alpha=0.8, linewidths=0, zorder=3)
-        axes.scatter([100 * mean.mean], [place], s=46, color=colour, edgecolors="white", linewidths=0.9, zorder=4)
+        axes.scatter([100 * mean.mean], [place], s=34, color=colour, edgecolors="white", linewidths=0.9, zorder=4)
     axes.set_yticks(range(len(rows)), names or [row.name for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     label = "test accuracy, % (bar: 95% interval)"
     axes.set(ylim=(len(rows) - 0.5, -0.5), axisbelow=True, xlim=_frame(accuracies(rows)), xlabel=label)
+
+
+def bar(axes: Axes, share: Interval, place: float, colour: str) -> None:
+    """The interval as a broad pale bar, which shows beside the dots however short it is."""
+    ends = [100 * share.low, 100 * share.high]
+    axes.plot(ends, [place, place], color=colour, linewidth=8, alpha=0.3, solid_capstyle="butt")
 
 
 def _frame(percents: np.ndarray, room: float = 0.35) -> tuple[float, float]:
@@ -275,16 +293,24 @@ def _frame(percents: np.ndarray, room: float = 0.35) -> tuple[float, float]:
     return max(0.0, low - beyond), min(100.4, high + beyond)
 
 
-def lines(axes: Axes, x: Sequence[float], by_name: dict[str, np.ndarray], room: float = 0.1) -> None:
-    """One line per name: its mean over seeds, with 95% intervals. Values are seeds x places, in percent."""
+Places = Sequence[float] | Mapping[str, Sequence[float]]  # the same for all lines, or by name
+
+
+def lines(axes: Axes, x: Places, by_name: dict[str, np.ndarray], room: float = 0.1) -> None:
+    """One line per name. Values are seeds x places, in percent."""
     for number, (label, by_seed) in enumerate(by_name.items()):
-        intervals = [interval(column.tolist()) for column in by_seed.T]
-        means, half = [i.mean for i in intervals], [i.half if i.known else 0.0 for i in intervals]
-        colour, marker = COLOURS[number % len(COLOURS)], "os^Dv"[number % 5]
-        drawn = axes.errorbar(x, means, half, color=colour, label=label, linewidth=1.8, elinewidth=1.2)
-        drawn.lines[0].set(marker=marker, markersize=4.5)
+        line(axes, x[label] if isinstance(x, Mapping) else x, by_seed, label, number)
     frame = _frame(np.concatenate([v.ravel() for v in by_name.values()]), room)
-    axes.set(ylim=frame, ylabel="test accuracy, %")
+    axes.set(ylim=frame, ylabel="accuracy, % (band: 95%)")
+
+
+def line(axes: Axes, x: Sequence[float] | np.ndarray, by_seed: np.ndarray, label: str, number: int) -> None:
+    """The mean over seeds with a band, its 95% interval; one line of several, each of its own colour and mark."""
+    means = [interval(column.tolist()) for column in by_seed.T]
+    colour, marker = COLOURS[number % len(COLOURS)], "os^Dv"[number % 5]
+    if means[0].known:
+        axes.fill_between(x, [m.low for m in means], [m.high for m in means], color=colour, alpha=0.15, linewidth=0)
+    axes.plot(x, [m.mean for m in means], color=colour, label=label, linewidth=1.8, marker=marker, markersize=4.5)
     axes.grid(axis="y")
 
 
@@ -295,17 +321,31 @@ def log_ticks(axes: Axes, x: Sequence[float], words: Sequence[str] = ()) -> None
     axes.minorticks_off()
 
 
+def line_figure(
+    x: Sequence[float], by_name: dict[str, np.ndarray], xlabel: str, words: Sequence[str] = (), room: float = 0.1
+) -> Figure:
+    """One panel of `lines` over a logarithmic axis, with a legend above it where there are several."""
+    figure = new_figure(3.3)
+    axes = figure.subplots()
+    lines(axes, x, by_name, room)
+    log_ticks(axes, x, words)
+    axes.set_xlabel(xlabel)
+    if len(by_name) > 1:
+        legend_above(figure, axes, 3 if len(by_name) == 3 else 2)
+    return figure
+
+
 def curves(axes: Axes, rows: Sequence[Row], window: float = 0.05) -> None:
     """Training loss, a running mean over seeds and steps."""
     from matplotlib.ticker import MaxNLocator
 
     for number, row in enumerate(rows):
-        losses = np.mean([one[: min(map(len, row.losses))] for one in row.losses], axis=0)
+        steps = row.loss_steps
+        losses = np.mean([one[: len(steps)] for one in row.losses], axis=0)
         width = max(1, round(window * len(losses)))
-        smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
+        x, smooth = (np.convolve(values, np.ones(width) / width, mode="valid") for values in (steps, losses))
         style = (0, (2.5, 2.5)) if number == 1 else "-"  # the second often lies on the first
-        steps, colour = np.arange(len(smooth)) + width, COLOURS[number % len(COLOURS)]
-        axes.plot(steps, smooth, linestyle=style, color=colour, linewidth=1.6, label=row.name)
+        axes.plot(x, smooth, linestyle=style, color=COLOURS[number % len(COLOURS)], linewidth=1.6, label=row.name)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="step", ylabel="training loss")
     axes.grid(axis="y")

@@ -1,20 +1,33 @@
-"""A study's result as files: NAME.json, NAME.csv, NAME.md, and the figure as NAME.png and NAME.svg."""
+"""A study's result as files: NAME.json, NAME.csv, NAME.md, and the figure as NAME.png and NAME.svg.
+
+`read` makes the result of NAME.json again: all other files follow from it without any training.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
+from vitkit.errors import DataError
 from vitkit.figures.style import save, styled
-from vitkit.io import adding_to_folder, dumps, write_text
+from vitkit.io import adding_to_folder, dumps, read_json, write_text
+from vitkit.study.compare import WANTED
 from vitkit.study.numbers import Interval, sentence
-from vitkit.study.table import Result, Table
+from vitkit.study.studies import STUDIES
+from vitkit.study.table import Context, Result, Row, Table
 
 Record = dict[str, object]  # of an arm, flat
-CURVE = 100  # losses kept of each curve, at most
+FIELDS = {"name": "arm", "tags": "about", "lr": "learning_rate", "at_edge": "rate_at_edge", "params": "parameters"}
+FIELDS |= {"macs": "multiply_adds", "images": "images_seen", "seconds": "cpu_seconds"}  # of a row, in NAME.json
+AGREES = {
+    "agrees": "this agrees with the claim",
+    "contradicts": "this contradicts the claim",
+    "does not show here": "what the claim says does not show here: the difference that was looked for is excluded",
+    "open": "whether the claim holds here stays open",
+}
 
 
 def write(result: Result, folder: Path) -> None:
@@ -25,6 +38,23 @@ def write(result: Result, folder: Path) -> None:
         write_text(stem.with_suffix(".md"), as_markdown(result))
         doubts = "".join(f" ({doubt.split(':')[0]})" for doubt in result.doubts)
         save(result.study.draw(result.table), stem, result.finding.headline + doubts, alternative(result))
+
+
+def read(path: Path) -> Result:
+    """Of NAME.json; the finding is made again from the table."""
+    found = read_json(path)
+    try:
+        study, rows = STUDIES[found["study"]], list[Row]()
+        for arm in found["arms"]:
+            accuracy, losses = tuple(arm["accuracy_by_seed"]), tuple(map(tuple, arm.get("loss_by_seed", ())))
+            extra, steps = (tuple(arm.get(key, ())) for key in ("measured_by_seed", "loss_steps"))
+            known = {field: arm[key] for field, key in FIELDS.items()}
+            rows.append(Row(accuracy=accuracy, losses=losses, extra=extra, steps=steps, **known))
+        table = Table(tuple(rows), found["data"])
+        context = Context(**{f.name: found[f.name] for f in fields(Context)})
+    except (KeyError, TypeError) as e:
+        raise DataError(f"{path} is no result of a study ({e}); {WANTED}") from e
+    return Result(study, table, study.find(table), context)
 
 
 def alternative(result: Result) -> str:
@@ -43,7 +73,7 @@ def records(result: Result) -> list[Record]:
         record: Record = {"arm": row.name, "accuracy": mean.mean, "low": mean.low, "high": mean.high}
         record |= {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high}
         record |= {"learning_rate": row.lr, "parameters": row.params, "multiply_adds": row.macs}
-        record |= {"pictures_seen": row.images, "cpu_seconds": round(row.seconds, 2)}
+        record |= {"images_seen": row.images, "cpu_seconds": row.seconds}
         rows.append({key: None if value != value else value for key, value in record.items()})
     return rows
 
@@ -56,11 +86,10 @@ def as_json(result: Result) -> Record:
         if row.extra:
             arm["measured_by_seed"] = list(row.extra)
         if study.curves:
-            thinned = (losses[:: -(-len(losses) // CURVE) or 1] for losses in row.losses)
-            arm["loss_by_seed"] = [[float(f"{x:.9g}") for x in losses] for losses in thinned]
+            arm |= {"loss_steps": list(row.steps), "loss_by_seed": [list(losses) for losses in row.losses]}
         arms.append(arm)
-    words: Record = {"study": study.name, "question": study.question, "claim": study.claim, "held_equal": study.fair}
-    words |= {"compared_with": study.reference, "doubts": result.doubts}
+    words: Record = {"study": study.name, "question": study.question, "claim": study.claim, "source": study.source}
+    words |= {"held_equal": study.fair, "compared_with": study.reference, "doubts": result.doubts}
     about = study.compared([row.name for row in table.rows])
     words |= {
         "headline": result.finding.headline,
@@ -79,13 +108,20 @@ def as_csv(result: Result) -> str:
     return text.getvalue()
 
 
+def answer(result: Result) -> str:
+    """Two plain sentences, and why they are not to be trusted, if so."""
+    doubts = "".join(f" **{sentence(doubt)}**" for doubt in result.doubts)
+    return f"{sentence(result.finding.headline)} {sentence(AGREES[result.agreement])}{doubts}"
+
+
 def as_markdown(result: Result) -> str:
     study, context = result.study, result.context
     data = context.data
-    doubts = [f"**{sentence(doubt)}**" for doubt in result.doubts]
-    lines = [f"# {study.name}: {study.question}", "", f"The claim: {study.claim}.", ""]
-    lines += [f"![{alternative(result)}]({study.name}.png)", "", " ".join([*result.finding.sentences, *doubts]), ""]
-    lines += [sentence(_sure(result)), "", sentence(_unlike_the_paper(result)), ""]
+    lines = [f"# {study.name}: {study.question}", "", f"**The claim**: {study.claim} ({study.source}).", ""]
+    lines += [f"![{alternative(result)}]({study.name}.png)", "", f"**Answer.** {answer(result)}", ""]
+    lines += [f"**In numbers.** {' '.join(result.finding.sentences)}", ""]
+    lines += [f"**How sure.** {sentence(_sure(result))}", ""]
+    lines += [f"**How it differs from the paper, and why.** {sentence(_unlike_the_paper(result))}", ""]
     lines += [*table_lines(result.table, study.reference), "", f"Held equal: {study.fair}."]
     if edge := ", ".join(row.name for row in result.table.rows if row.at_edge):
         lines += ["", f"The best learning rate was the smallest or the largest that is tried (*) for: {edge}."]
@@ -93,9 +129,9 @@ def as_markdown(result: Result) -> str:
     trained = f"{context.steps:,} steps of {context.batch} images, {_seeds(result)}; learning rates chosen on the "
     trained += "validation images in trainings of a sixth of the length (of half, where they follow another one; "
     trained += "pre-training by its own loss), until both neighbours of the best are worse."
-    took = f"{context.training_seconds / 60:.1f} minutes of processor time."
     lines += ["", f"Data: {data['name']}, {counts} of {data['side']} pixels. Each training: {trained}"]
-    lines += ["", f"Made with `{context.command}` on {context.machine}: {took}", ""]
+    lines += ["", f"**Run it again.** `{context.command}`", ""]
+    lines += [f"**Cost.** {context.training_seconds / 60:.1f} minutes of processor time; {context.machine}.", ""]
     return "\n".join(lines)
 
 
@@ -108,7 +144,7 @@ def _unlike_the_paper(result: Result) -> str:
     theirs = (
         "the paper's models have 86 to 632 million and see up to 300 million images of 224 pixels, each 7 to 14 times"
     )
-    return f"how it differs from the paper: {ours}; {theirs}"
+    return f"{ours}; {theirs}. The studies are this small so that each of them runs on two cores within hours"
 
 
 def _seeds(result: Result) -> str:
@@ -126,7 +162,7 @@ def _sure(result: Result) -> str:
         seen = f"{sought} is seen with {context.power:.0%} power ({context.seeds} seeds)"
     else:
         seen = f"the 95% interval of what is looked for, {sought}, excludes zero ({context.seeds} seeds)"
-    return f"how sure: {seen}; {length}"
+    return f"{seen}; {length}"
 
 
 def table_lines(table: Table, reference: str) -> list[str]:

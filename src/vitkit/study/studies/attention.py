@@ -7,8 +7,8 @@ import numpy as np
 
 from vitkit.figures.panels import baseline, legend_above
 from vitkit.figures.style import COLOURS, Figure, new_figure
-from vitkit.study.numbers import compare, direction, gained, interval, spread, verdict
-from vitkit.study.table import ROW, Arm, Finding, Setting, Study, Table, curves, dots
+from vitkit.study.numbers import Interval, compare, direction, gained, interval, sentence, spread, verdict
+from vitkit.study.table import ROW, Arm, Finding, Row, Setting, Study, Table, bar, curves, dots, line
 
 SAME_START = "the same start of the weights, steps, images and order; equal multiply-adds"
 OURS, TRUE, FALSE = "ours", "batch_first=True", "batch_first=False"
@@ -33,6 +33,7 @@ class AttentionBug(Study):
         "asked one by one; an article blames the module instead, and thinks that keeping the graph of key or value "
         "alone cures it"
     )
+    source = "code of an introductory article; PyTorch's documentation of batch_first"
     fair = f"{SAME_START}; one learning rate, that of ours"
     reference = OURS
     effect, contrast, data = 0.05, (FALSE, TRUE), "mnist@28/4"
@@ -49,9 +50,7 @@ class AttentionBug(Study):
 
     def effects(self, table: Table) -> list[float]:
         """Accuracy image by image."""
-        false, true = (table[name].measured("alone") for name in self.contrast)
-        found: list[float] = (false - true).tolist()
-        return found
+        return table.measured_gap(*self.contrast, "alone")
 
     def find(self, table: Table) -> Finding:
         alone = interval(self.effects(table))
@@ -74,17 +73,19 @@ class AttentionBug(Study):
         return Finding(f"batch_first=False, asked about one image: {gained(alone)}", first, second)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(2.6 + ROW * len(table.rows) + 0.9)
-        upper, lower = figure.subplots(2, 1, height_ratios=[2.4, ROW * len(table.rows) + 0.3])
+        figure = new_figure(2.9 + 1.4 * ROW * len(table.rows))
+        upper, lower = figure.subplots(2, 1, height_ratios=[1.8, 1.4 * ROW * len(table.rows)])
         curves(upper, [table[name] for name in (OURS, TRUE, FALSE, CURE, FALSE_CLS)])
         upper.set_ylim(bottom=0)
         alone = [f"{row.name}\n{_share(table, row.name, 'alone'):.1%} one by one" for row in table.rows]
-        dots(lower, table.rows, alone, [0, 1, 2, 3, 3, 3, 0, 4])
-        for place, row in enumerate(table.rows):
-            single = 100 * row.measured("alone")
-            lower.scatter(single, [place] * len(single), s=26, marker="x", color=COLOURS[4], zorder=5)
-        lower.set(xlim=(0, 100.4), xlabel="test accuracy, % (dots: in batches; crosses: one by one)")
-        lower.tick_params(axis="y", labelsize=8)
+        groups = [0, 1, 2, 3, 3, 3, 0, 4]
+        dots(lower, table.rows, alone, groups)
+        for place, (row, group) in enumerate(zip(table.rows, groups, strict=True)):
+            single, colour = row.measured("alone"), COLOURS[group]
+            if (mean := interval(single.tolist())).known:
+                bar(lower, mean, place, colour)
+            lower.scatter(100 * single, [place] * len(single), s=40, marker="x", color=colour, zorder=5)
+        lower.set(xlim=(0, 102), xlabel="test accuracy, % (dots: in batches; crosses: one by one)")
         legend_above(figure, upper, 2)
         return figure
 
@@ -93,7 +94,11 @@ class Scale(Study):
     name = "scale-in-softmax"
     question = "Does it matter where the attention scores are scaled, and by what?"
     varies = "inside by the root of the head width (right), after the softmax, by that of the model, not at all"
-    claim = "the articles' code divides by the root of the model's width, after the softmax"
+    claim = (
+        "scores are divided by the root of the head's width, inside the softmax; the articles' code divides by that of "
+        "the model's width, after it, which must be worse"
+    )
+    source = "code of introductory articles; Vaswani et al. 2017, equation 1"
     fair = SAME_START
     reference = RIGHT
     contrast = (AFTER, RIGHT)
@@ -120,11 +125,29 @@ def _wide(name: str) -> str:
     return f"{name}, one head"
 
 
+def _grown(row: Row, share: float = 0) -> list[float]:
+    """Mean distance of the last layers minus that of the first, in pixels, by seed; one of each at least."""
+    by_layer = row.measured("distance").mean(axis=2)  # seeds x layers
+    some = max(1, int(by_layer.shape[1] * share))
+    found: list[float] = (by_layer[:, -some:].mean(axis=1) - by_layer[:, :some].mean(axis=1)).tolist()
+    return found
+
+
+def _looks(gap: Interval, what: str) -> tuple[str, str]:
+    """A headline and a clause."""
+    if more := direction(gap, "farther", "less far"):
+        words = f"the last {what} looks {abs(gap.mean):.1f} pixels {more} than the first"
+        return sentence(words)[:-1], f"{words} ({spread(gap, 1)})"
+    words = f"open whether the first or the last {what} looks farther"
+    return sentence(words)[:-1], f"it is {words} ({gap.mean:+.1f} pixels, {spread(gap, 1)})"
+
+
 class Heads(Study):
     name = "heads"
     question = "Which layers look near and which far?"
     varies = "mean attention distance of every head by depth, fresh and trained"
     claim = "in the lowest layers near and far heads stand side by side; deeper ones look far"
+    source = "Dosovitskiy et al. 2021, figure 7 right"
     fair = "one model, several seeds; distance over 256 test images"
     reference = "trained"
     effect, contrast, sought, data = 1.0, ("trained",), "a pixel between the first and the last layer", "cifar10@32/4"
@@ -136,20 +159,14 @@ class Heads(Study):
 
     def effects(self, table: Table) -> list[float]:
         """Mean distance of the last layer minus that of the first, in pixels."""
-        by_layer = table["trained"].measured("distance").mean(axis=2)  # seeds x layers
-        found: list[float] = (by_layer[:, -1] - by_layer[:, 0]).tolist()
-        return found
+        return _grown(table["trained"])
 
     def find(self, table: Table) -> Finding:
         trained = table["trained"].measured("distance")  # seeds x layers x heads, pixels
         mean, span = trained.mean(axis=2), trained.max(axis=2) - trained.min(axis=2)  # seeds x layers
         deeper, narrower = interval(self.effects(table)), interval((span[:, -1] - span[:, 0]).tolist())
         even = table["trained"].measured("even")[0]
-        headline = "Open whether the first or the last layer looks farther"
-        tail = f"it is open which looks farther ({deeper.mean:+.1f} pixels, {spread(deeper, 1)})"
-        if more := direction(deeper, "farther", "less far"):
-            headline = f"The last layer looks {abs(deeper.mean):.1f} pixels {more} than the first"
-            tail = f"the last looks {abs(deeper.mean):.1f} pixels {more} ({spread(deeper, 1)})"
+        headline, tail = _looks(deeper, "layer")
         near, far = mean[:, 0].mean(), mean[:, -1].mean()
         first = f"the first layer looks {near:.1f} pixels far on average and the last {far:.1f} "
         first += f"(even attention: {even:.1f}); {tail}, {verdict(deeper, 1)}"
@@ -188,7 +205,8 @@ class AttentionDistance(Study):
     varies = (
         "attention distance over the layers of a trained deep ViT, and what the stages of a trained ResNet depend on"
     )
-    claim = "attention distance grows with depth (figures 7 and 11); a CNN's receptive field does so by construction"
+    claim = "attention distance grows with depth; a CNN's receptive field does so by construction"
+    source = "Dosovitskiy et al. 2021, figures 7 right and 11"
     fair = "the same steps, images and order; distance over 256 test images, the ResNet's by gradients over 64"
     effect, sought, data = 0.5, "half a pixel between the first and the last third of the layers", "cifar10@32/4"
     contrast = ("ViT",)
@@ -200,19 +218,12 @@ class AttentionDistance(Study):
 
     def effects(self, table: Table) -> list[float]:
         """Mean distance of the last third of the layers minus that of the first, in pixels."""
-        by_layer = table["ViT"].measured("distance").mean(axis=2)  # seeds x layers
-        third = max(1, by_layer.shape[1] // 3)
-        found: list[float] = (by_layer[:, -third:].mean(axis=1) - by_layer[:, :third].mean(axis=1)).tolist()
-        return found
+        return _grown(table["ViT"], 1 / 3)
 
     def find(self, table: Table) -> Finding:
         grown, by_layer = interval(self.effects(table)), table["ViT"].measured("distance").mean(axis=(0, 2))
         stages = table["ResNet"].measured("distance").mean(axis=(0, 2))
-        headline = "Open whether deeper layers look farther"
-        tail = f"it is open which third looks farther ({grown.mean:+.1f} pixels, {spread(grown, 1)})"
-        if more := direction(grown, "farther", "less far"):
-            headline = f"The last third of the layers looks {abs(grown.mean):.1f} pixels {more} than the first"
-            tail = f"the last third looks {abs(grown.mean):.1f} pixels {more} than the first ({spread(grown, 1)})"
+        headline, tail = _looks(grown, "third of the layers")
         first = f"from the first layer to the last, attention reaches {by_layer[0]:.1f} to {by_layer[-1]:.1f} pixels; "
         first += f"{tail}, {verdict(grown, 1)}"
         second = f"the stages of a ResNet depend on pixels {', '.join(f'{far:.1f}' for far in stages)} away"
@@ -221,13 +232,10 @@ class AttentionDistance(Study):
     def draw(self, table: Table) -> Figure:
         figure = new_figure(3.4)
         axes = figure.subplots()
-        for number, (arm, marker) in enumerate((("ViT", "o"), ("ResNet", "s"))):
+        for number, arm in enumerate(("ViT", "ResNet")):
             values = table[arm].measured("distance").mean(axis=2)  # seeds x layers or stages
-            depth = np.linspace(0, 1, values.shape[1])
-            axes.plot(depth, values.mean(axis=0), color=COLOURS[number], marker=marker, linewidth=1.8, label=arm)
-            axes.plot(depth, values.T, color=COLOURS[number], linewidth=0.6, alpha=0.5)
-        axes.set(xlabel="depth (thin lines: seeds)", ylabel="distance, pixels", ylim=(0, None))
+            line(axes, np.linspace(0, 1, values.shape[1]), values, arm, number)
+        axes.set(xlabel="depth (band: 95% interval)", ylabel="distance, pixels", ylim=(0, None))
         axes.set_xticks([0, 0.5, 1], ["first", "middle", "last"])
-        axes.grid(axis="y")
         legend_above(figure, axes, 2)
         return figure

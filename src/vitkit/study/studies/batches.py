@@ -26,6 +26,7 @@ class Accumulation(Study):
     claim = (
         "layer normalisation looks at one token alone, so parts change nothing; batch normalisation looks at the part"
     )
+    source = "Ba et al. 2016 and Ioffe and Szegedy 2015, without a number"
     fair = "the same start of the weights, learning rate, steps, images and order; equal multiply-adds"
     reference = "layer norm"
     effect, contrast = 0.01, ("batch norm, in parts", "batch norm")
@@ -59,10 +60,11 @@ class Accumulation(Study):
         for number, norm in enumerate(KINDS):
             for seed, apart in enumerate(_apart(table, norm)):
                 label = norm if not seed else None
-                shown = np.maximum(apart, 1e-9)
-                upper.plot(np.arange(1, len(apart) + 1), shown, color=COLOURS[number], linewidth=0.8, label=label)
+                steps, shown = table[norm].loss_steps, np.maximum(apart, 1e-9)
+                upper.plot(steps, shown, color=COLOURS[number], linewidth=0.8, label=label)
         upper.set(yscale="log", ylabel="|in parts - in one piece|, loss", xlabel="step (one line per seed)")
         upper.yaxis.set_major_formatter("{x:g}")
+        upper.minorticks_off()
         upper.grid(axis="y")
         dots(lower, table.rows, groups=[0, 0, 1, 1])
         legend_above(figure, upper, 2)

@@ -19,7 +19,8 @@ class Positions(Study):
     name = "positions"
     question = "Do position encodings matter, which, and where?"
     varies = "none, 1-D, 2-D, relative, sin-cos, RoPE; learned ones before every block; with augmentation"
-    claim = "none is worse, the kinds are alike, and where they are added does not matter (table 8)"
+    claim = "none is worse, the kinds are alike, and where they are added does not matter"
+    source = "Dosovitskiy et al. 2021, table 8: 61.4% without, 64.2% with learned 1-D positions, 5-shot ImageNet"
     reference = "1-D learned"
     contrast = ("none", "1-D learned")
     expected = -1
@@ -61,15 +62,14 @@ class Pooling(Study):
     question = "Class token or mean over the patches?"
     varies = "cls, mean, map; each at its own best learning rate"
     claim = "a class token and the mean work alike, but want different learning rates"
+    source = "Dosovitskiy et al. 2021, figure 9: alike at rates of 0.0008 (class token) and 0.0003 (mean)"
     reference = "class token"
     effect, contrast = 0.01, ("mean", "class token")
 
     def arms(self, s: Setting) -> list[Arm]:
-        return [
-            Arm("class token", s.vit()),
-            Arm("mean", s.vit(pooling="mean", class_token=False)),
-            Arm("MAP", s.vit(pooling="map", class_token=False)),
-        ]
+        others = {"mean": "mean", "MAP": "map"}
+        kinds = [Arm(name, s.vit(pooling=kind, class_token=False)) for name, kind in others.items()]
+        return [Arm("class token", s.vit()), *kinds]
 
     def find(self, table: Table) -> Finding:
         mean, probe = (table.gap(name, "class token") for name in ("mean", "MAP"))
@@ -94,8 +94,9 @@ class DepthWidth(Study):
     question = "How to spend a budget: deep or wide?"
     varies = "depth 1 to 7 with the width that keeps the multiply-adds equal"
     claim = "depth helps more than width, with diminishing returns"
+    source = "Dosovitskiy et al. 2021, figure 8: depth brings most, and little beyond 16 layers"
     fair = "equal multiply-adds per image within a tenth, the same steps, images and order"
-    reference = "3 x 48"
+    reference = slowest = "3 x 48"
     expected = -1
 
     def arms(self, s: Setting) -> list[Arm]:
@@ -125,7 +126,8 @@ class Dropout(Study):
     name = "dropout"
     question = "Does dropout help a short training?"
     varies = "dropout 0, 0.1 and 0.3 on few and on all images"
-    claim = "the paper drops 0.1 when it trains on ImageNet alone, and nothing on larger sets"
+    claim = "the paper drops 0.1 on ImageNet and ImageNet-21k, and nothing on JFT-300M: dropout is for few images"
+    source = "Dosovitskiy et al. 2021, table 3"
     reference = "0, all"
     effect, contrast, slowest = 0.01, ("0.1, 1/16", "0, 1/16"), "0, all"
     expected = 1

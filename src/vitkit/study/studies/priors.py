@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from vitkit.figures.panels import legend_above
-from vitkit.figures.style import COLOURS, Figure, new_figure
+from vitkit.figures.style import Figure, new_figure
 from vitkit.model.config import AnyConfig, StemConfig
 from vitkit.study.numbers import compare, difference, direction, gained, interval, points, spread, verdict
-from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, lines, log_ticks
+from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, line_figure, lines, log_ticks
 
 SHARES = {"1/32": 1 / 32, "1/8": 1 / 8, "1/2": 1 / 2, "all": 1.0}
 MODELS = ("ViT", "hybrid", "ResNet")
@@ -28,6 +28,7 @@ class DataSize(Study):
     question = "Does a ViT need more data than a CNN?"
     varies = "ViT, hybrid, ResNet and a ViT pre-trained without labels, over 1/32 to all of the images"
     claim = "lacking a CNN's priors (locality, translation equivariance), a ViT loses on few images, but not on many"
+    source = "Dosovitskiy et al. 2021, figures 3 and 4: behind on 9 million images, ahead from 90 million on"
     fair = "equal multiply-adds per image within a tenth, the same steps, the same images in the same order"
     reference = "ResNet, all"
     effect, contrast, slowest, data = 0.03, ("ViT, 1/32", "ResNet, 1/32"), "ViT, all", "cifar10@16"
@@ -64,14 +65,9 @@ class DataSize(Study):
         return Finding(headline, first, second)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(3.4)
-        axes = figure.subplots()
-        x = [max(table.count("classes"), round(table.count("train") * share)) for share in SHARES.values()]
-        lines(axes, x, {k: accuracies([table[f"{k}, {n}"] for n in SHARES]) for k in (*MODELS, PRETRAINED)})
-        log_ticks(axes, x, [f"{n:,}\n({label})" for n, label in zip(x, SHARES, strict=True)])
-        axes.set_xlabel("labelled training images (share of the set)")
-        legend_above(figure, axes, 2)
-        return figure
+        by_kind = {k: accuracies([table[f"{k}, {n}"] for n in SHARES]) for k in (*MODELS, PRETRAINED)}
+        x, words = table.images(SHARES)
+        return line_figure(x, by_kind, "labelled training images (share of the set)", words)
 
 
 def _scaled(stem: StemConfig, share: float) -> StemConfig:
@@ -85,7 +81,8 @@ class Scaling(Study):
     name = "scaling"
     question = "What does more compute bring to a ViT, a hybrid and a ResNet?"
     varies = "three sizes of each, about 4 and 16 times the multiply-adds of the smallest"
-    claim = "ViTs use compute better than ResNets, hybrids are ahead of ViTs when small; nothing saturates (figure 5)"
+    claim = "ViTs use compute better than ResNets, hybrids are ahead of ViTs when small; nothing saturates"
+    source = "Dosovitskiy et al. 2021, figure 5: 2 to 4 times less compute than a ResNet for one accuracy"
     fair = "the same steps, images and order for all; multiply-adds of the three kinds alike at each size"
     reference = "ViT, M"
     effect, contrast, slowest = 0.02, ("hybrid, S", "ViT, S"), "ViT, L"
@@ -117,17 +114,11 @@ class Scaling(Study):
     def draw(self, table: Table) -> Figure:
         figure = new_figure(3.4)
         axes = figure.subplots()
-        for number, kind in enumerate(MODELS):
-            rows = table.where(model=kind)
-            means = [row.mean for row in rows]
-            x, half = [row.macs / 1e6 for row in rows], [100 * m.half if m.known else 0.0 for m in means]
-            drawn = axes.errorbar(
-                x, [100 * m.mean for m in means], half, color=COLOURS[number], label=kind, linewidth=1.8
-            )
-            drawn.lines[0].set(marker="os^"[number], markersize=4.5)
-        axes.set(xscale="log", xlabel="million multiply-adds per image (logarithmic)", ylabel="test accuracy, %")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.grid(axis="y")
+        rows = {kind: table.where(model=kind) for kind in MODELS}
+        x = {kind: [row.macs / 1e6 for row in found] for kind, found in rows.items()}
+        lines(axes, x, {kind: accuracies(found) for kind, found in rows.items()})
+        log_ticks(axes, x["ViT"], [f"{place:.2g}" for place in x["ViT"]])
+        axes.set_xlabel("million multiply-adds per image")
         legend_above(figure, axes, 3)
         return figure
 
@@ -149,6 +140,7 @@ class Shift(Study):
     question = "What does moving an image do to each kind of model?"
     varies = "ViT, hybrid and ResNet on test images moved by whole pixels"
     claim = "convolutions treat a moved image alike; a ViT must learn every place by itself"
+    source = "Dosovitskiy et al. 2021, section 3.1, without a number"
     fair = "equal multiply-adds per image within a tenth, the same steps and images, nothing moved in training"
     reference = "ResNet"
     effect, contrast = 0.03, ("ViT", "ResNet")

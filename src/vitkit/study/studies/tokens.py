@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitkit.figures.panels import legend_above
-from vitkit.figures.style import Figure, new_figure
+from vitkit.figures.style import Figure
 from vitkit.study.numbers import compare, direction, gained, interval, points, spread, verdict
-from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, lines, log_ticks
+from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, line_figure
 
 CLS, GAP = "class token", "mean"
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the learning rate that is best for the class token
@@ -20,7 +19,8 @@ class HeadType(Study):
     name = "head-type"
     question = "Is a mean over the patches worse than a class token, or does it only want another learning rate?"
     varies = "class token and mean over learning rates from an eighth to eight times the best one of the class token"
-    claim = "both work alike, but at different learning rates (figure 9 of the paper)"
+    claim = "both work alike, but at different learning rates"
+    source = "Dosovitskiy et al. 2021, figure 9: alike at rates of 0.0008 (class token) and 0.0003 (mean)"
     fair = "the same steps, images and order, and the same rates for both"
     reference = CLS
     effect, contrast, others = 0.01, (GAP, CLS), 3
@@ -47,14 +47,8 @@ class HeadType(Study):
         return Finding(f"Mean instead of a class token, each at its rate: {gained(own)}", first, second)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(3.2)
-        axes = figure.subplots()
         heads = {head: accuracies([table[f"{head}, {f:g} x"] for f in FACTORS]) for head in (CLS, GAP)}
-        lines(axes, FACTORS, heads, room=0.1)
-        log_ticks(axes, FACTORS)
-        axes.set_xlabel("learning rate, times the best one of the class token")
-        legend_above(figure, axes, 2)
-        return figure
+        return line_figure(FACTORS, heads, "learning rate, times the best one of the class token")
 
 
 class WhyClassToken(Study):
@@ -62,18 +56,15 @@ class WhyClassToken(Study):
     question = "Why a class token, and not the output of a patch?"
     varies = "a learned class token, one that stays zero, the output of the first patch, the mean of all patches"
     claim = "a token of its own belongs to no patch, so that what it collects is not mixed with what a patch must keep"
+    source = "Dosovitskiy et al. 2021, section 3.1, after BERT, without a number"
     reference = CLS
     contrast = (PATCH, CLS)
     expected = -1
 
     def arms(self, s: Setting) -> list[Arm]:
         bare = s.vit(pooling="mean", class_token=False)
-        return [
-            Arm(CLS, s.vit()),
-            Arm(FIXED, s.vit(), "fixed-token"),
-            Arm(PATCH, bare, "first-patch"),
-            Arm(GAP, bare),
-        ]
+        tokens = [Arm(CLS, s.vit()), Arm(FIXED, s.vit(), "fixed-token")]
+        return [*tokens, Arm(PATCH, bare, "first-patch"), Arm(GAP, bare)]
 
     def find(self, table: Table) -> Finding:
         patch, fixed, mean = (table.gap(name, CLS) for name in (PATCH, FIXED, GAP))
@@ -87,9 +78,10 @@ class AddOrConcatenate(Study):
     name = "add-or-concatenate"
     question = "Why are positions added, and not concatenated?"
     varies = "learned positions added to the patches, in a quarter of the width beside them, none"
-    claim = "adding takes no width from the patches, and the model can keep the two apart by itself"
+    claim = "adding takes no width from the patches, and the model can keep the two apart: concatenating reaches less"
+    source = "a question of the articles, without a number"
     reference = ADDED
-    effect, contrast = 0.01, (BESIDE, ADDED)
+    effect, contrast, expected = 0.01, (BESIDE, ADDED), -1
 
     def arms(self, s: Setting) -> list[Arm]:
         bare = s.vit(positions="none")
@@ -108,6 +100,7 @@ class PositionsByPatchSize(Study):
     question = "Do positions matter more with smaller patches?"
     varies = "patches from coarse to fine, with learned positions and without any"
     claim = "the smaller the patches, the less each of them says about the image, and the more its place does"
+    source = "an expectation of the articles, without a number"
     effect, slowest = 0.02, ""
     expected = 1
 
@@ -149,15 +142,10 @@ class PositionsByPatchSize(Study):
         return Finding(f"What positions bring: patch {sizes[0]} {ends[0]}, patch {sizes[-1]} {ends[1]}", words, tail)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(3.2)
-        axes = figure.subplots()
         sizes = [float(row.tags["patch"]) for row in table.where(positions="learned")]
         words = {f"positions: {word}": accuracies(table.where(positions=word)) for word in ("learned", "none")}
-        lines(axes, sizes, words)
-        log_ticks(axes, sizes)
-        axes.invert_xaxis()
-        axes.set_xlabel("pixels of a patch's side")
-        legend_above(figure, axes, 2)
+        figure = line_figure(sizes, words, "pixels of a patch's side")
+        figure.axes[0].invert_xaxis()
         return figure
 
 
@@ -166,6 +154,7 @@ class Registers(Study):
     question = "Do registers take away the long tokens that disturb attention maps?"
     varies = "no register and four of them; lengths of the patch tokens after the last block"
     claim = "large models, trained long, keep notes in a few patch tokens of great length; registers take them over"
+    source = "Darcet et al. 2024: about 2% of the tokens, about ten times as long as the others"
     fair = "the same steps, images and order; four more tokens cost a little more"
     reference = "no register"
     effect, contrast, data = 0.5, ("4 registers", "no register"), "cifar10@32/4"
@@ -179,8 +168,7 @@ class Registers(Study):
 
     def effects(self, table: Table) -> list[float]:
         """The longest token with registers minus that without, in median lengths."""
-        few, none = (table[name].measured("longest").tolist() for name in self.contrast)
-        return [a - b for a, b in zip(few, none, strict=True)]
+        return table.measured_gap(*self.contrast, "longest")
 
     def find(self, table: Table) -> Finding:
         gap = interval(self.effects(table))

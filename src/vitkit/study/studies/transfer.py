@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from vitkit.figures.panels import legend_above
-from vitkit.figures.style import Figure, new_figure
+from vitkit.figures.style import Figure
 from vitkit.study.numbers import compare, gained, verdict
-from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, lines, log_ticks
+from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, line_figure
 
 FEW = 1 / 32  # share of the images whose labels are known
 SHORT = 0.25  # fine-tuning takes a quarter of the steps
 SCRATCH, LONGER, FULL, HEAD, LORA = "from scratch", "from scratch, longer", "all weights", "head alone", "LoRA"
 LARGER = "all weights, more pixels"
-TARGETS = {
-    "mean colour": "masked-patch:colour",
-    "4x4 colours": "masked-patch:downsampled",
-    "pixels": "masked-patch:pixels",
-}
-TARGETS |= {"MAE": "mae"}
+TARGETS = {"mean colour": "masked-patch:colour", "4x4 colours": "masked-patch:downsampled"}
+TARGETS |= {"pixels": "masked-patch:pixels", "MAE": "mae"}
 SHARES = {"1/16": 1 / 16, "1/4": 1 / 4, "all": 1.0}
 PRESETS = ("none", "light", "medium")
 
@@ -28,6 +23,7 @@ class Transfer(Study):
     question = "What does pre-training on other classes bring, and what is best fine-tuned?"
     varies = "from scratch, all weights, the head alone, LoRA, all weights at more pixels; on few images of new classes"
     claim = "pre-trained models need few images; all weights are fine-tuned, at a higher resolution if that can be paid"
+    source = "Dosovitskiy et al. 2021, table 5: B/16 reaches 77.9% on ImageNet by itself, 84.0% after ImageNet-21k"
     fair = "the same few images and steps of fine-tuning; from scratch also as long as both trainings together"
     reference = SCRATCH
     effect, contrast, data = 0.03, (FULL, SCRATCH), "cifar10@32"
@@ -68,6 +64,7 @@ class SelfSupervision(Study):
     claim = (
         "masked patch prediction gains 2 points over no pre-training; the three targets are alike, pixels a bit worse"
     )
+    source = "Dosovitskiy et al. 2021, section 4.6 and B.1.2: 79.9% on ImageNet, 2 points more than from scratch"
     fair = "all images without labels, then the same few labelled ones; from scratch also as long as both together"
     reference = SCRATCH
     contrast, data = ("mean colour", SCRATCH), "cifar10@16"
@@ -103,7 +100,8 @@ class AugmentationVsData(Study):
     name = "augmentation-vs-data"
     question = "How much data is augmentation worth?"
     varies = "no, light and medium augmentation on 1/16, 1/4 and all of the images"
-    claim = 'augmentation and regularisation can be worth ten times the images ("How to train your ViT?")'
+    claim = "augmentation and regularisation can be worth ten times the images"
+    source = "Steiner et al. 2021"
     fair = "the same steps and images; the learning rate of the arm without augmentation for all three"
     reference = "none, all"
     effect, contrast, slowest = 0.02, ("light, 1/16", "none, 1/16"), "none, all"
@@ -135,11 +133,6 @@ class AugmentationVsData(Study):
         return Finding(f"Light augmentation, 1/16 of the data: {gained(few)}; all: {gained(all_)}", first, second)
 
     def draw(self, table: Table) -> Figure:
-        figure = new_figure(3.2)
-        axes = figure.subplots()
-        x = [max(table.count("classes"), round(table.count("train") * share)) for share in SHARES.values()]
-        lines(axes, x, {p: accuracies([table[f"{p}, {label}"] for label in SHARES]) for p in PRESETS})
-        log_ticks(axes, x, [f"{n:,}\n({label})" for n, label in zip(x, SHARES, strict=True)])
-        axes.set_xlabel("training images (share of the set)")
-        legend_above(figure, axes, 3)
-        return figure
+        by_preset = {p: accuracies([table[f"{p}, {label}"] for label in SHARES]) for p in PRESETS}
+        x, words = table.images(SHARES)
+        return line_figure(x, by_preset, "training images (share of the set)", words)
