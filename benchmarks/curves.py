@@ -45,7 +45,7 @@ from vitkit.checkpoints.writing import write
 from vitkit.runtime.base import Cascade, Choice, Runtime, build
 from vitkit.runtime.reductions import SCALES, fitted, harms, sure_enough
 from vitkit.runtime.table import RUNTIMES
-from vitkit.runtime.tune import KEPT
+from vitkit.runtime.tune import KEPT, images_needed
 from vitkit.runtime.tuned import digest_of
 from vitkit.runtime.verify import Images, images_of, outputs_of
 from vitkit.tasks import open_data_for
@@ -255,12 +255,13 @@ def speeds(
 
 def fastest_kept(rows: list[dict[str, Any]], outputs: dict[str, Tensor], truth: Tensor, chosen: int) -> None:
     """Marks, for each limit and batch size, the fastest of our rows whose promise would be given."""
-    base = outputs["timm"][:chosen]
+    base = outputs["timm"]
     for limit in LIMITS:
         kept = {}
         for name, answers in outputs.items():
-            seen = told(answers[:chosen], base, truth[:chosen])
-            kept[name] = kept_on(seen["lost"], seen["won"], chosen, limit) >= KEPT or not (seen["lost"] or seen["won"])
+            seen = told(answers[:chosen], base[:chosen], truth[:chosen])
+            promised = kept_on(seen["lost"], seen["won"], chosen, limit) >= KEPT and chosen >= images_needed(limit)
+            kept[name] = answers is base or (promised and seen["drop_in_points"] <= 100 * limit)
         for batch in BATCHES:
             ours = [row for row in rows if row["batch"] == batch and row["system"].startswith("vitkit")]
             best = max((r for r in ours if kept[r["system"]]), key=lambda row: row["ratio_to_timm"])
