@@ -247,3 +247,19 @@ def test_tune_needs_no_training_images(command, stage: Path, listed: bool) -> No
     data = stage / ("list.csv" if listed else "set")
     code, text, err = command("tune", stage / "m.safetensors", data, "--runtimes", "eager", "--seconds", 0)
     assert (code, "accuracy" in text) == (0, True), f"{text}{err}"
+
+
+@pytest.mark.parametrize(("other", "score"), [("bee", "accuracy"), ("dog", "agreement")])
+def test_tune_takes_a_part_of_the_classes_and_says_which_labels_it_cannot(
+    command, stage: Path, other: str, score: str
+) -> None:
+    for i, label in enumerate(("ant", other) * 4):
+        path = stage / "set" / label / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((16, 16, 3), 30 * i, dtype=np.uint8)).save(path)
+    lines = [f"{path.relative_to(stage)},{path.parent.name},test" for path in (stage / "set").rglob("*.png")]
+    (stage / "list.csv").write_text("\n".join(["path,label,split", *lines]))
+    code, text, err = command(
+        "tune", stage / "m.safetensors", stage / "list.csv", "--runtimes", "eager", "--seconds", 0
+    )
+    assert (code, score in text, "are not the model's" in err) == (0, True, score == "agreement"), f"{text}{err}"

@@ -179,6 +179,8 @@ def test_a_budget_leaves_out_what_would_end_after_it(monkeypatch: pytest.MonkeyP
     found = tune(small(), images, FEW, kinds=["eager"], seconds=0.0, budget=600, progress=notes)
     assert {row.choice.exact: row.problem for row in found.rows} == {True: None, False: "left out: --budget"}
     assert any(line.endswith("about 10 min") for line in notes.lines), "no more than the budget"
+    assert [line for line in notes.lines if "left out" in line and line[0].isdigit()], "how many, in one line"
+    assert len([line for line in notes.lines if "left out" in line]) < 4
 
 
 def test_methods_are_compared_in_a_part_of_a_budget_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,8 +218,12 @@ def test_what_a_quarter_of_the_images_rules_out_is_not_asked_about_the_others(mo
 
     monkeypatch.setattr(module, "build", built)
     monkeypatch.setattr(module, "outputs_of", counted)
-    found = tune(small(), Images(made_up(small().config, 160)), kinds=["eager"], seconds=0.0, max_drop=0.01)
+    images, notes = Images(made_up(small().config, 160)), Notes()
+    found = tune(small(), images, kinds=["eager"], seconds=0.0, max_drop=0.01, progress=notes)
     assert not found.winner.choice.merge
+    assert any("merge" in line and "loses too much on a quarter" in line for line in notes.lines), (
+        "why it is not chosen"
+    )
     assert {count for choice, count in asked.items() if choice.merge} == {40}
 
 

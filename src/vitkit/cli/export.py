@@ -121,6 +121,8 @@ def tune(
         compared, held = hold_out(images_of(loaded, source, 64 if source is None else images), FEWEST)
         if source is None:
             echo("note: no DATA was given: agreement is measured on made-up images; yours tell more", err=True)
+        elif source.labelled and compared.labels is None:
+            echo(f"note: the labels of {data} are not the model's: agreement is measured, not accuracy", err=True)
         limit = parse_duration(budget) if budget else None
         keeping = (limit, kept_file(model), out is not None, held if source is not None else None)
         found = search(loaded, compared, drop, latency, kinds, calibration, seconds, progress, *keeping)

@@ -228,13 +228,15 @@ class _Search:
             if choice in self.kept.rows:
                 self.add(self.kept.rows[choice], f"[{number}/{len(choices)}, kept]")
             elif self.late(_MEASURING, self.expected_seconds(choice)) and any(row.ratio for row in self.rows):
-                self.add(Row(choice, problem=_OUT_OF_TIME))
+                self.rows.append(Row(choice, problem=_OUT_OF_TIME))
             else:
                 self.kept.add(self.measure(choice))
                 left = in_words(self.remaining(choices[number:]))
                 last = number == len(choices)
                 self.add(self.kept.rows[choice], f"[{number}/{len(choices)}{'' if last else f', about {left} left'}]")
             self.progress.update("measuring", number, len(choices))
+        if missed := sum(row.problem == _OUT_OF_TIME for row in self.rows[-len(choices) :]):
+            self.progress.note(f"{missed} configurations {_OUT_OF_TIME}")
 
     def remaining(self, choices: list[Choice]) -> float:
         """Seconds, and no more than the budget has left."""
@@ -324,8 +326,10 @@ class _Search:
                 continue  # what computes the same needs no proof that it is accurate enough
             self.progress.note(f"accuracy of {row.choice.name} ...")
             if not self.hopeful(row.choice):
-                continue
-            if self.checked(i).drop <= self.max_drop + 1e-9 and self.keeps_promise(row.choice):
+                self.progress.note(f"{row.choice.name}: loses too much on a quarter of the images")
+            elif (drop := self.checked(i).drop) > self.max_drop + 1e-9:
+                self.progress.note(f"{row.choice.name}: loses {drop:.2%} on {len(self.images)} images")
+            elif self.keeps_promise(row.choice):
                 return self.rows[i]
         raise ConfigError("no runtime could run the model; `vitkit predict --runtime eager` says why")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,8 +60,12 @@ def _labels(model: VisionModel, source: Source, rows: list[int]) -> Tensor | Non
     kind, labels = source.label_kind, source.labels[rows]
     if (model.outputs.kind == "values") != (kind == "values"):
         return None
+    names = list(model.class_names or ())
     try:
-        order = task_of(model, kind).align(model, source)
+        if kind == "classes" and set(source.classes) < set(names):  # a part of the model's classes
+            order: np.ndarray | None = np.array([names.index(name) for name in source.classes])
+        else:
+            order = task_of(model, kind).align(model, source)
     except ConfigError:
         return None
     if order is not None:  # of every label of the set, the model's output
