@@ -41,7 +41,8 @@ IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     [
         ({"model": "vit-ti/16"}, True, "bf16"),
         ({"model": "vit-ti/16"}, False, "fp32"),
-        ({"model": "vit-ti/16", "image_size": 32}, True, "fp32"),  # so little work that the passes are not faster
+        ({"model": "vit-ti/16", "image_size": 16}, True, "fp32"),  # so little work that it was not compared
+        ({"model": "hybrid-32px/8"}, True, "bf16"),
         ({"model": "conv+8px/2"}, True, "fp32"),
         ({"model": "vit-ti/16", "recipe": "vit-imagenet1k"}, True, "fp32"),
         ({"model": "vit-ti/16", "precision": "fp32"}, True, None),
