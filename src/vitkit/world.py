@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -90,9 +90,23 @@ class World:
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
+    def gather(self, part: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Every process's flat tensor, which has the length `sizes[rank]`, in all of them."""
+        if self.size == 1:
+            return [part]
+        padded = part.new_zeros(max(sizes))
+        padded[: len(part)] = part
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return [each[:size] for each, size in zip(parts, sizes, strict=True)]
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+    @property
+    def on_one_machine(self) -> bool:
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.size)) == self.size
 
 
 def join(device: str = "") -> World:

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import vitkit
@@ -159,3 +161,62 @@ def test_who_waits_for_a_process_that_has_ended_says_so(squares: str, tmp_path: 
     )
     assert "already holds a run" in done.stderr
     assert "[rank1]: Traceback" not in done.stderr
+
+
+# --- without torchrun --------------------------------------------------------------------------------
+
+
+def test_processes_of_train_itself_learn_the_same_with_muon(squares: str, tmp_path: Path) -> None:
+    """They share the orthogonalisation, and the run says how many they were."""
+    muon = ["--set", "optimizer=muon"]
+    run(command(squares, tmp_path / "one", 1, *muon))
+    run(command(squares, tmp_path / "two", 1, *muon, "--processes", "2"))
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=0.02, atol=1e-3)
+    kept = json.loads((tmp_path / "two" / "config.json").read_text())
+    assert kept["train"]["processes"] == kept["machine"]["processes"] == 2
+    assert kept["train"]["threads"] == 1
+
+
+def start_two(squares: str, out: Path) -> tuple["subprocess.Popen[str]", int]:
+    """A long run of two processes that has made steps, and the number of the second one."""
+    words = [word if word != "50" else "100000" for word in command(squares, out, 1, "--processes", "2")]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    until(lambda: (out / "log.jsonl").exists() and (out / "log.jsonl").stat().st_size > 0)
+    (other,) = [child.pid for child in psutil.Process(process.pid).children()]
+    return process, other
+
+
+def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_a_killed_process_ends_the_run_in_words(squares: str, tmp_path: Path) -> None:
+    process, other = start_two(squares, tmp_path / "run")
+    os.kill(other, signal.SIGKILL)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert "lost process 1 (killed by SIGKILL)" in said
+    assert "Traceback" not in said
+
+
+def test_the_second_process_ends_with_the_first(squares: str, tmp_path: Path) -> None:
+    process, other = start_two(squares, tmp_path / "run")
+    process.kill()
+    process.communicate(timeout=300)
+    until(lambda: not psutil.pid_exists(other) or psutil.Process(other).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_stopped_run_is_resumed_with_as_many(squares: str, tmp_path: Path) -> None:
+    process, other = start_two(squares, tmp_path / "run")
+    process.terminate()
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 130, said
+    assert not psutil.pid_exists(other)
+    words = [sys.executable, "-m", "vitkit", "train", squares, "--out", str(tmp_path / "run"), "--resume"]
+    again = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    until(lambda: again.poll() is not None or len(psutil.Process(again.pid).children()) == 1)
+    again.terminate()
+    again.communicate(timeout=300)

@@ -63,7 +63,9 @@ def test_muon_keeps_one_number_per_weight_of_the_blocks() -> None:
 
 
 def test_bf16_halves_what_linear_maps_keep() -> None:
-    single, half = (training_memory(PLAIN, ADAMW.replace(precision=p), 16).activations for p in ("fp32", "bf16"))
+    single, half = (
+        training_memory(PLAIN, ADAMW.replace(precision=p, device="cuda"), 16).activations for p in ("fp32", "bf16")
+    )
     assert 0.5 < half / single < 0.65  # the residual stream stays in fp32
 
 
@@ -192,6 +194,12 @@ Path("/proc/self/clear_refs").write_text("5")
 step()
 print(1024 * (kilobytes("VmHWM:") - before))
 """
+
+
+def test_only_a_cpu_keeps_attention_in_fp32() -> None:
+    half = ADAMW.replace(precision="bf16")
+    cpu, gpu = (training_memory(PLAIN, half.replace(device=device), 4) for device in ("cpu", "cuda"))
+    assert gpu.activations < cpu.activations < training_memory(PLAIN, ADAMW, 4).activations
 
 
 @pytest.mark.slow

@@ -2,7 +2,11 @@
 
 import math
 import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -37,7 +41,8 @@ IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     [
         ({"model": "vit-ti/16"}, True, "bf16"),
         ({"model": "vit-ti/16"}, False, "fp32"),
-        ({"model": "vit-ti/16", "image_size": 32}, True, "fp32"),  # so little work that the passes are not faster
+        ({"model": "vit-ti/16", "image_size": 16}, True, "fp32"),  # so little work that it was not compared
+        ({"model": "hybrid-32px/8"}, True, "bf16"),
         ({"model": "conv+8px/2"}, True, "fp32"),
         ({"model": "vit-ti/16", "recipe": "vit-imagenet1k"}, True, "fp32"),
         ({"model": "vit-ti/16", "precision": "fp32"}, True, None),
@@ -139,6 +144,64 @@ def test_muon_makes_updates_orthogonal() -> None:
     u, _, v = torch.linalg.svd(matrices, full_matrices=False)
     overlap = (orthogonal(matrices) * (u @ v)).sum((1, 2)) / 16
     assert (overlap > 0.8).all()  # and keeps their directions
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 160), (2, 160, 16), (1, 16, 63)], ids=["long rows", "tall", "short rows"])
+def test_orthogonal_matrices_are_those_of_newton_and_schulz(shape: tuple[int, int, int]) -> None:
+    matrices = torch.randn(shape)
+    matrices[:, :3] *= 1e-3  # far from orthogonal
+    x = matrices.double()
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(5):
+        s = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
+    torch.testing.assert_close(orthogonal(matrices).double(), x, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_every_matrix_has_one_process_and_the_work_is_spread(processes: int) -> None:
+    shapes = [(6, 128, 128), (2, 256, 128), (2, 128, 256), (1, 48, 432), (1, 96, 864), (1, 128, 864)]
+    shares = optim.shared_out(shapes, processes)
+    for i, (count, _, _) in enumerate(shapes):
+        taken = sorted(n for share in shares for n in range(*share[i]))
+        assert taken == list(range(count))
+    work = [
+        sum((b - a) * max(m, n) * min(m, n) ** 2 for (_, m, n), (a, b) in zip(shapes, s, strict=True)) for s in shares
+    ]
+    assert max(work) - min(work) <= max(max(m, n) * min(m, n) ** 2 for _, m, n in shapes)
+
+
+class Threads(World):
+    """Processes that are threads: `gather` meets the others at a barrier."""
+
+    meeting: ClassVar[Barrier]
+    parts: ClassVar[dict[int, torch.Tensor]] = {}
+
+    def gather(self, part: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+        assert len(part) == sizes[self.rank]
+        self.parts[self.rank] = part
+        self.meeting.wait()
+        return [self.parts[rank] for rank in range(self.size)]
+
+
+def test_muon_is_the_same_when_processes_share_it() -> None:
+    def weights(world: World | None) -> list[torch.Tensor]:
+        random = torch.Generator().manual_seed(0)
+        shapes = [(48, 16), (48, 16), (32, 16), (16, 32), (16, 16), (8, 4, 3, 3)]
+        found = [nn.Parameter(torch.randn(shape, generator=random)) for shape in shapes]
+        for parameter in found:
+            parameter.grad = torch.randn(parameter.shape, generator=random)
+        muon = Muon([{"params": found[:3]}, {"params": found[3:], "weight_decay": 0.1}], lr=0.1)
+        muon.world = world
+        muon.step()
+        return [parameter.detach() for parameter in found]
+
+    Threads.meeting = Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(weights, [Threads(rank, 2, torch.device("cpu")) for rank in range(2)]))
+    for alone, one, other in zip(weights(None), *both, strict=True):
+        assert torch.equal(one, other)  # replicas must never drift apart
+        torch.testing.assert_close(one, alone, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("count", [6, 12], ids=["any", "three times as many as channels, like a qkv"])

@@ -83,7 +83,9 @@ def train(
     ] = None,
     engine: opt.Engine = None,
     address: opt.Address = None,
-    processes: opt.Processes = None,
+    processes: Annotated[
+        int | None, Option(min=1, help="Processes that share every batch: of this machine, or of --engine.")
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Train or fine-tune a model on images."""
@@ -98,6 +100,7 @@ def train(
         return
     given = context.get_parameter_source  # what was typed wins over the file, which wins over defaults
     known = {name: context.params[name] for name in context.params if name in vitkit.TrainConfig.__dataclass_fields__}
+    known["processes"] = 0 if engine or processes is None else processes
     fields = read_settings(config) if config else {}
     fields |= {k: v for k, v in known.items() if getattr(given(k), "name", "") == "COMMANDLINE" or k not in fields}
     fields |= {
@@ -111,7 +114,7 @@ def train(
     made = assign(vitkit.TrainConfig(**checked(fields)), settings)  # type: ignore[arg-type]
     if not made.data and not (resume or restart):  # a run knows what it is trained on
         raise ConfigError("name the images to train on: vitkit train DATA, or data = ... in the file of --config")
-    if opt.check_engine(engine, processes):
+    if opt.check_engine(engine, processes if engine else None):
         from vitkit.ray.train import run
 
         how = {"resume": resume, "restart": restart, "accept": accept_changed_data, "quiet": as_json}

@@ -36,8 +36,14 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, on_weights: OnWeights = None
 ) -> Tensor:
-    """softmax(q k^T / sqrt(K) + mask) v; the matrix is formed only when `on_weights` wants it."""
+    """softmax(q k^T / sqrt(K) + mask) v; the matrix is formed only when `on_weights` wants it.
+
+    On a CPU the fused kernel's gradient in bf16 takes up to seven times as long as in fp32 (`benchmarks/attention.py`).
+    """
     if on_weights is None:
+        if q.dtype == torch.bfloat16 and q.device.type == "cpu" and torch.is_grad_enabled() and q.requires_grad:
+            with torch.autocast("cpu", enabled=False):
+                return attend(q.float(), k.float(), v.float(), mask, dropout).to(q.dtype)
         if mask is not None:  # the kernel wants rows and columns, and additive masks of q's precision
             mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
             mask = mask if mask.ndim > 1 else mask.reshape(1, -1)

@@ -100,6 +100,7 @@ class Setup:
     def train(self) -> TrainConfig:
         """The settings of `vitkit train`."""
         same = {name: getattr(self, name) for name in ("batch_size", "optimizer", "precision", "shard", "accumulate")}
+        same["device"] = "cuda" if DEVICES[self.device].tflops else "cpu"
         return TrainConfig(lr=1e-3, weight_decay=0.05, gradient_checkpointing=self.checkpointing, **same)
 
 

@@ -100,7 +100,8 @@ class Step:
         return torch.zeros(images, config.channels, *config.image_size), torch.zeros(images, dtype=torch.long)
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.train.precision in ("bf16", "fp16")):
+        half = torch.float16 if self.train.device == "cuda" else torch.bfloat16  # only a CPU attends in fp32 then
+        with torch.autocast("cpu", half, enabled=self.train.precision in ("bf16", "fp16")):
             return self.task.loss(self.trainee, images, labels)
 
     def backward(self, images: Tensor, targets: Tensor) -> float:

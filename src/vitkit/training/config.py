@@ -81,6 +81,7 @@ class TrainConfig(Jsonable):
     # the machine
     device: str = ""
     threads: int = 0  # of each process on a CPU; 0: measured, where there is one process
+    processes: int = 0  # of this machine that share every batch; 0 or 1: one, or as many as torchrun starts
     precision: Literal["", "fp32", "bf16", "fp16"] = ""  # of the passes; "": bf16 where that is faster, else fp32
     compile: Literal["auto", "yes", "no"] = "auto"
     gradient_checkpointing: bool = False
@@ -151,15 +152,8 @@ def _augment(knobs: dict[str, object]) -> Augment:
 TABLES: dict[str, Mapping[str, object]] = {"task": TASKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
 _COUNTS = (
     *("epochs", "steps", "budget", "batch_size", "lr", "clip", "lora", "views", "evaluations", "save_every"),
-    *(
-        "hang_limit",
-        "threads",
-        "teacher_features",
-        "teacher_patches",
-        "train_images",
-        "validation_images",
-        "test_images",
-    ),
+    *("hang_limit", "threads", "processes", "teacher_features", "teacher_patches"),
+    *("train_images", "validation_images", "test_images"),
 )
 _RANGES: list[tuple[tuple[str, ...], Callable[[float], bool], str]] = [
     (_COUNTS, lambda x: x >= 0, "not be negative"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.model.base import VisionModel
 from vitkit.model.build import Model
+from vitkit.world import World
 
 if TYPE_CHECKING:
     from vitkit.training.config import TrainConfig
@@ -107,6 +108,7 @@ class Lamb(torch.optim.Optimizer):
                 p.sub_(move * (group["lr"] * torch.where(torch.isfinite(trust) & (trust > 0), trust, 1.0)))
 
 
+LONG = 4  # times as many columns as rows: then Newton-Schulz on rows by rows is clearly cheaper
 # Muon's update has a fixed size per weight; AdamW's tables, norms and head want smaller steps beside it.
 MUON_ADAM_SHARE = 0.15
 
@@ -124,7 +126,10 @@ class Muon(torch.optim.Optimizer):
     The Newton-Schulz steps run in bf16 on a GPU and where the passes do. Matrices of one shape are
     treated as one batch. The fused qkv is three maps and is treated as three. A filter bank is the
     matrix of its flattened filters; the norm behind it makes their length meaningless, which is kept constant.
+    Where `world` has several processes, each makes its part of the matrices orthogonal, and they exchange them.
     """
+
+    world: World | None = None
 
     def __init__(
         self, params: Iterable[Mapping[str, object]], lr: float, momentum: float = 0.95, half: bool = False
@@ -134,6 +139,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        stacks, owners = list[Tensor](), list[tuple[float, list[nn.Parameter], dict[str, float]]]()
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = {}
             for parameter in group["params"]:
@@ -146,26 +152,75 @@ class Muon(torch.optim.Optimizer):
                 update = parameter.grad.lerp(buffer, group["momentum"])  # Nesterov
                 by_shape.setdefault(parameter.shape, []).append((parameter, update.flatten(1)))
             for shape, pairs in by_shape.items():
-                filters = len(shape) == 4
-                parts = 3 if not filters and shape[0] == 3 * shape[1] else 1
-                stack = torch.stack([u for _, u in pairs]).unflatten(1, (parts, -1)).flatten(0, 1)
-                rows, columns = stack.shape[-2:]
-                stack = orthogonal(stack, self.half) * max(1.0, rows / columns) ** 0.5
-                for (parameter, _), update in zip(pairs, stack.unflatten(0, (-1, parts)).flatten(1, 2), strict=True):
-                    length = shape[0] ** 0.5 / parameter.norm() if filters else 1 - group["lr"] * group["weight_decay"]
-                    parameter.mul_(length).add_(update.to(parameter).view(shape), alpha=-group["lr"])
+                parts = 3 if len(shape) == 2 and shape[0] == 3 * shape[1] else 1
+                stack = torch.stack([u for _, u in pairs]).unflatten(1, (parts, -1)).flatten(0, 1)  # B M N
+                stacks.append(stack)
+                owners.append((max(1.0, stack.shape[1] / stack.shape[2]) ** 0.5, [p for p, _ in pairs], group))
+        for stack, (scale, parameters, group) in zip(self._orthogonal(stacks), owners, strict=True):
+            for parameter, update in zip(parameters, (stack * scale).chunk(len(parameters)), strict=True):
+                kept = 1 - group["lr"] * group["weight_decay"]
+                length = parameter.shape[0] ** 0.5 / parameter.norm() if parameter.ndim == 4 else kept
+                parameter.mul_(length).add_(update.to(parameter).view(parameter.shape), alpha=-group["lr"])
+
+    def _orthogonal(self, stacks: list[Tensor]) -> list[Tensor]:
+        """Each B M N, made orthogonal: all here, or in the processes that share the work."""
+        if self.world is None or self.world.size == 1:
+            return [orthogonal(stack, self.half) for stack in stacks]
+        shares = shared_out([tuple(stack.shape) for stack in stacks], self.world.size)
+        mine = [
+            orthogonal(s[a:b], self.half).flatten() for s, (a, b) in zip(stacks, shares[self.world.rank], strict=True)
+        ]
+        sizes = [sum((b - a) * s[0].numel() for s, (a, b) in zip(stacks, of, strict=True)) for of in shares]
+        done = [torch.empty_like(stack) for stack in stacks]
+        for flat, of in zip(self.world.gather(torch.cat(mine), sizes), shares, strict=True):
+            pieces = flat.split([(b - a) * s[0].numel() for s, (a, b) in zip(stacks, of, strict=True)])
+            for whole, piece, (a, b) in zip(done, pieces, of, strict=True):
+                whole[a:b] = piece.view(whole[a:b].shape)
+        return done
+
+
+def shared_out(shapes: Sequence[tuple[int, ...]], processes: int) -> list[list[tuple[int, int]]]:
+    """Of stacks B M N, the range of matrices of each that a process takes: about equal work, by process and stack.
+
+    Stacks in the order of their cost, each spread evenly; the process that has least to do is served first.
+    """
+    shares = [[(0, 0)] * len(shapes) for _ in range(processes)]
+    work = [0] * processes
+    cost = [max(m, n) * min(m, n) ** 2 for _, m, n in shapes]
+    for i in sorted(range(len(shapes)), key=lambda i: -cost[i]):
+        whole, rest = divmod(shapes[i][0], processes)
+        first = 0
+        for turn, process in enumerate(sorted(range(processes), key=lambda p: work[p])):
+            count = whole + (turn < rest)
+            shares[process][i] = (first, first + count)
+            work[process] += count * cost[i]
+            first += count
+    return shares
 
 
 def orthogonal(matrices: Tensor, half: bool = False, steps: int = 5) -> Tensor:
-    """B M N -> the nearest matrices with singular values near 1, by five Newton-Schulz steps."""
+    """B M N -> the nearest matrices with singular values near 1, by five Newton-Schulz steps.
+
+    Long rows (filters) are only met at the start and the end: the steps multiply M x M matrices, in fp32.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.to(torch.bfloat16 if half or matrices.device.type != "cpu" else torch.float32)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(steps):
-        s = x @ x.mT
-        x = a * x + (b * s + c * s @ s) @ x
+    if x.shape[-1] < LONG * x.shape[-2]:
+        for _ in range(steps):
+            s = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=b, alpha=c), x, beta=a)
+    else:
+        x = x.float()
+        s = x @ x.mT  # in every step q s q, where x is q x
+        product = torch.eye(s.shape[-1], device=s.device).expand_as(s)
+        for _ in range(steps):
+            q = torch.baddbmm(s, s, s, beta=b, alpha=c)
+            q.diagonal(dim1=-2, dim2=-1).add_(a)
+            product, s = q @ product, q @ s @ q
+        x = product @ x
     return (x.mT if tall else x).to(matrices.dtype)
 
 

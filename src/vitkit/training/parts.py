@@ -150,6 +150,8 @@ def assemble(
     wrapped = wrap(compiled(trainee, config, world, progress), world, config.shard)
     optimizers = optim.build(model, config, trainee.added())
     for optimizer in optimizers:
+        if isinstance(optimizer, optim.Muon) and world.on_one_machine and not config.shard:
+            optimizer.world = world  # between machines, exchanging would take longer than computing
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
     learning = [p for p in trainee.parameters() if p.requires_grad]

@@ -34,7 +34,7 @@ FEW = 5_000  # images; fewer are learned by heart without dropout
 VIEWS = 8  # of every image, where a frozen backbone is to see augmented ones
 SHALLOW = 8  # blocks; fewer are fine-tuned at one learning rate
 LARGER = 0.02  # seconds of a budget for each image of 32 pixels, from which a larger model is taken: an estimate
-WORTH_BF16 = 40e6  # multiply-adds of an image, from which bf16 is faster where the processor has it
+WORTH_BF16 = 20e6  # multiply-adds of an image, from which bf16 is taken where the processor has it
 ONCE, MANY = 1.5, 100.0  # passes over the images: up to the first none varies, from the second on all vary more
 SMOOTHED = 0.1  # share of the target that a new classifier spreads over all classes
 _SMALL = (  # images up to so many pixels, the model, what it is made for
@@ -269,7 +269,11 @@ def choose_precision(config: TrainConfig, init: AnyConfig | None, world: World, 
 
 
 def precision_for(model: AnyConfig, device: torch.device) -> str:
-    """A step in bf16, Zen 4, one thread: 1.8x as fast for ViT-Ti/16, 1.4x for hybrid-32px/8-l, 1.05x without -l."""
+    """A step in bf16, Zen 4, one thread: 1.6x as fast for hybrid-32px/8, 1.35x for hybrid-28px/8, which stays in fp32.
+
+    hybrid-32px/8 on CIFAR-10, 120 steps, two seeds: losses within 0.004, test accuracy 61.1% and 60.6% in fp32,
+    61.3% and 60.5% in bf16. Smaller models were not compared, nor longer runs.
+    """
     return "bf16" if has_bf16(device) and summarize(model)["gmacs"] * 1e9 > WORTH_BF16 else "fp32"
 
 

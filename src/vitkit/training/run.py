@@ -31,7 +31,7 @@ from vitkit.io import read_json, write_json, write_text
 from vitkit.locks import only_one
 from vitkit.storage import Publisher, is_url, workplace
 from vitkit.tasks import TASKS
-from vitkit.training import attempts, budget, states, threads
+from vitkit.training import attempts, budget, local, states, threads
 from vitkit.training.advice import Curves, Seen, advise
 from vitkit.training.baseline import Baseline, baselines
 from vitkit.training.card import NAME as CARD
@@ -80,9 +80,14 @@ def train(
     """
     started = time.monotonic() if started is None else started
     out = workplace(config.out)
-    world = worlds.join(config.device)
-    watcher = watcher if watcher is not None and world.first else Watcher()
+    processes = local.count(config, out, resume or restart)
+    if processes > 1 and (teacher is not None or dataset is not None):
+        raise ConfigError("several processes read data and teacher themselves: name them, or leave out processes")
     with ExitStack() as stack:
+        how = {"resume": resume, "restart": restart, "accept_changed_data": accept_changed_data, "started": started}
+        stack.enter_context(local.started(config, processes, **how))
+        world = worlds.join(config.device)
+        watcher = watcher if watcher is not None and world.first else Watcher()
         stack.callback(worlds.leave)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.enter_context(worlds.ends_with_others())
@@ -182,8 +187,9 @@ def _prepare(
         asked = config
         config, reasons = complete(asked, data, world, init.config if init else None)
         took = {} if dataset is not None else _by_threads(asked, config, data, world, init, teacher)
-        if world.device.type == "cpu" and world.size == 1 and not asked.threads:
-            chosen = {"threads": threads.fastest(took) if took else torch.get_num_threads()}
+        if world.device.type == "cpu" and (world.size == 1 or config.processes > 1) and not asked.threads:
+            room = max(1, (os.cpu_count() or 1) // world.size)
+            chosen = {"threads": threads.fastest(took) if took else min(torch.get_num_threads(), room)}
             asked, config = asked.replace(**chosen), config.replace(**chosen)
             threads.apply(config, world)  # a budget is for steps with as many
         if config.budget:
