@@ -84,8 +84,8 @@ def train(
     if processes > 1 and (teacher is not None or dataset is not None):
         raise ConfigError("several processes read data and teacher themselves: name them, or leave out processes")
     with ExitStack() as stack:
-        how = {"resume": resume, "restart": restart, "accept_changed_data": accept_changed_data, "started": started}
-        stack.enter_context(local.started(config, processes, **how))
+        same = {"resume": resume, "restart": restart, "accept_changed_data": accept_changed_data, "started": started}
+        stack.enter_context(local.started(config, processes, **same))
         world = worlds.join(config.device)
         watcher = watcher if watcher is not None and world.first else Watcher()
         stack.callback(worlds.leave)
@@ -111,7 +111,7 @@ def train(
             stack.push(_ended(feeding))
         if parts.config.head == "converge":
             frozen = FrozenRun(parts, watcher, started, feeding)
-            result, evaluation, how = frozen.run(), None, frozen.seen
+            result, evaluation, curves = frozen.run(), None, frozen.seen
         else:
             loop = Loop(parts, watcher, started, feeding, published.push if published is not None else None)
             found = resumed is not None and loop.resume(restart and not restarted, accept_changed_data)
@@ -120,11 +120,11 @@ def train(
             attempts.record(out, world, step=loop.step)
             if parts.config.states == "once" and loop.progress() < 1:
                 states.keep(loop, watcher)
-            result, evaluation, how = loop.run(resumed=found), loop.evaluation, loop.seen
+            result, evaluation, curves = loop.run(resumed=found), loop.evaluation, loop.seen
         parts.loader.close()
         if world.first:
             shutil.rmtree(out / states.FOLDER, ignore_errors=True)
-            result = _advised(parts, result, how)
+            result = _advised(parts, result, curves)
             if dataset is None:
                 _draw(parts, result, watcher)
                 kept = read_json(result.out / "config.json")
