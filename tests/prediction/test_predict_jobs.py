@@ -166,6 +166,7 @@ def test_killed_for_real_and_resumed(stage: Path, tmp_path: Path) -> None:
     assert len(out.read_bytes().splitlines()) == 10_000
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_job(stage: Path, tmp_path: Path) -> None:
     model, photos = str(stage / "model.safetensors"), str(stage / "photos")
     rest = ["predict", model, photos, "--batch-size", "2"]

@@ -79,6 +79,7 @@ def test_as_many_threads_compute_as_were_asked_for(kind: str) -> None:
     assert two <= 2
 
 
+@pytest.mark.slow
 def test_openvino_is_given_the_threads_of_pytorch() -> None:
     pytest.importorskip("openvino")
     before = torch.get_num_threads()

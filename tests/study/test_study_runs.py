@@ -191,6 +191,7 @@ def test_several_processes_give_the_same(tiny: str, tmp_path: Path) -> None:
     assert found[0].keys() == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_a_budget_becomes_steps_and_is_kept(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = iter([0.01] * 3 + [9.9] * 3)  # seconds a step of the three arms; nobody may ask a second time
     monkeypatch.setattr(planning, "seconds_per_step", lambda arm: next(speeds))

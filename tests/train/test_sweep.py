@@ -76,6 +76,7 @@ def test_a_run_that_is_told_to_stop_is_saved(tmp_path: Path) -> None:
 # --- Optuna ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_guided_search_is_resumed_as_if_it_had_not_stopped(tmp_path: Path, command) -> None:
     args = ("sweep", "digits", "--search", "optuna", "--set", "lr=1e-4..1e-1", "--set", "optimizer=adamw,sgd", *SHORT)
     code, out, err = command(*args, "--trials", "3", "--out", tmp_path / "whole", "--json")
