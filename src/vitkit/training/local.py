@@ -12,18 +12,17 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitkit.data.loader import end_after
 from vitkit.errors import ConfigError, TrainError, VitkitError
-from vitkit.io import json_text, parse_json, read_json
+from vitkit.io import json_text, read_json
 from vitkit.training.config import TrainConfig
 from vitkit.world import PeerGone, resolve_device
 
 READY = "ready"  # what a process says when it is about to join
+PEER = 3  # exit code of a process that ends because another has
 END = 10.0  # seconds that the others may take to end after the first
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -56,7 +55,7 @@ def started(config: TrainConfig, processes: int, **how: object) -> Iterator[None
         for rank in range(1, processes):
             environment = {**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            words = [sys.executable, "-m", "vitkit.training.local"]
+            words = [sys.executable, "-m", "vitkit.training.other"]
             others.append(subprocess.Popen(words, env=environment, text=True, **pipes))  # type: ignore[call-overload]
             _say(others[-1], told)
         for rank, process in enumerate(others, start=1):
@@ -116,32 +115,3 @@ def _end(others: list[subprocess.Popen[str]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-# --- in the others -----------------------------------------------------------------------------------
-
-PEER = 3  # exit code of a process that ends because another has
-
-
-def main() -> int:
-    told = parse_json(sys.stdin.readline())
-    threading.Thread(target=end_after, args=(told["parent"],), daemon=True).start()
-    from vitkit.training.run import train
-    from vitkit.training.stopping import Stopped
-
-    print(READY, flush=True)
-    sys.stdout = sys.stderr  # nobody reads the pipe from here on
-    try:
-        train(TrainConfig.from_dict(told["config"]), **told["how"])
-    except PeerGone:
-        return PEER
-    except Stopped as e:
-        return e.exit_code
-    except VitkitError as e:
-        print(f"process {os.environ['RANK']}: {e}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
