@@ -95,6 +95,11 @@ def test_openvino_is_given_the_threads_of_pytorch() -> None:
         torch.set_num_threads(before)
 
 
+def merging_is_faster(runtimes: Any, batches: Any, seconds: float) -> dict[str, float]:
+    """In place of a clock, which a busy machine disturbs."""
+    return {name: 0.02 if "merge" in one.name else 0.01 for name, one in runtimes.items()}
+
+
 class Killed(BaseException):
     """As a signal would end the process."""
 
@@ -184,6 +189,23 @@ def test_a_budget_leaves_out_what_would_end_after_it(monkeypatch: pytest.MonkeyP
     assert len([line for line in notes.lines if "left out" in line]) < 4
 
 
+def test_accuracy_that_would_take_longer_than_the_budget_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merging looks fastest, but 24 images at a hundredth of an image a second do not fit."""
+    from vitkit.runtime import tune as module
+
+    asked: list[Choice] = []
+    real = module._Search.checked
+    monkeypatch.setattr(module, "images_per_second", merging_is_faster)
+    monkeypatch.setattr(module._Search, "expected_seconds", lambda self, choice: 0.0)
+    monkeypatch.setattr(
+        module._Search, "checked", lambda self, place: asked.append(self.rows[place].choice) or real(self, place)
+    )
+    found = tune(small(), Images(made_up(small().config, 24)), FEW, kinds=["eager"], seconds=0.0, budget=600)
+    assert any(row.choice.reduced for row in found.rows)
+    assert found.winner.choice.exact
+    assert all(choice.exact for choice in asked)
+
+
 def test_methods_are_compared_in_a_part_of_a_budget_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a comparison would take, smaller images and merging are measured all the same."""
     from vitkit.runtime import tune as module
@@ -219,6 +241,7 @@ def test_what_a_quarter_of_the_images_rules_out_is_not_asked_about_the_others(mo
 
     monkeypatch.setattr(module, "build", built)
     monkeypatch.setattr(module, "outputs_of", counted)
+    monkeypatch.setattr(module, "images_per_second", merging_is_faster)
     images, notes = Images(made_up(small().config, 160)), Notes()
     found = tune(small(), images, kinds=["eager"], seconds=0.0, max_drop=0.01, progress=notes)
     assert not found.winner.choice.merge

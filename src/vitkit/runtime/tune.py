@@ -157,10 +157,15 @@ class _Search:
     opened: tuple[Choice, Runtime] | None = None  # one at a time: each holds all weights
     started: float = field(default_factory=time.perf_counter)
 
+    @property
+    def count(self) -> int:
+        """Of all images, to choose by and to confirm with."""
+        return len(self.images) + (0 if self.held is None else len(self.held))
+
     @cached_property
     def lossy(self) -> bool:
         """Whether these images can show that a configuration which changes answers keeps its promise."""
-        labels, have = self.images.labels, len(self.images) + (0 if self.held is None else len(self.held))
+        labels, have = self.images.labels, self.count
         one_class = self.model.outputs.kind == "classes" and (labels is None or labels.ndim == 1)
         needed = images_needed(self.max_drop) if one_class else FEWEST
         if have < needed:
@@ -322,7 +327,8 @@ class _Search:
         usable = [i for i, row in enumerate(self.rows) if row.ratio is not None and (self.lossy or row.choice.exact)]
         for i in sorted(usable, key=lambda i: -_speedup(self.rows[i])):
             row = self.rows[i]
-            if self.late() and row.check is None and not row.choice.exact:
+            asking = 0.0 if row.check is not None else self.count / (row.speed or 1.0)  # seconds
+            if not row.choice.exact and self.late(more=asking):
                 continue  # what computes the same needs no proof that it is accurate enough
             self.progress.note(f"accuracy of {row.choice.name} ...")
             if not self.hopeful(row.choice):
