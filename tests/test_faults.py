@@ -58,7 +58,7 @@ class Case:
             if name == "tune":
                 (self.start / "old.safetensors.tuned").rename(self.start / "new.safetensors.tuned")
         self.old = state(self.start, self.scenario.outputs)
-        done = self.fresh("done")
+        done = self.fresh()
         ended = run(forks, done, self.arguments)
         assert self.code_of(ended) == 0, ended.err
         self.new, self.operations = state(done, self.scenario.outputs), len(ended.value[1])  # type: ignore[index]
@@ -70,14 +70,15 @@ class Case:
         code = code_of(ended)
         return 0 if code == self.scenario.success else code if code else 1
 
-    def fresh(self, name: str) -> Path:
-        folder = self.folder / name
+    def fresh(self) -> Path:
+        """Always at one place: some outputs name the folders they are about."""
+        folder = self.folder / "trial"
         shutil.rmtree(folder, ignore_errors=True)
         return shutil.copytree(self.start, folder)
 
     def check(self, fault: Fault | None = None, limit: int | None = None) -> int:
         """One failure, what it leaves, and the next run; the exit code of the failure."""
-        folder = self.fresh("trial")
+        folder = self.fresh()
         where = f"{self.name}: {fault or limit}"
         ended = run(self.forks, folder, self.arguments, fault, limit)
         code = self.code_of(ended)
