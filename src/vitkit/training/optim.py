@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from vitkit.model.base import VisionModel
 from vitkit.model.build import Model
@@ -201,14 +202,15 @@ def shared_out(shapes: Sequence[tuple[int, ...]], processes: int) -> list[list[t
 def orthogonal(matrices: Tensor, half: bool = False, steps: int = 5) -> Tensor:
     """B M N -> the nearest matrices with singular values near 1, by five Newton-Schulz steps.
 
-    Long rows (filters) are only met at the start and the end: the steps multiply M x M matrices, in fp32.
+    Long rows (filters) are only met at the start and the end: the steps multiply M x M matrices, in fp32. Sharded ones
+    have their diagonal in several places, and take all steps.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.to(torch.bfloat16 if half or matrices.device.type != "cpu" else torch.float32)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    if x.shape[-1] < LONG * x.shape[-2]:
+    if x.shape[-1] < LONG * x.shape[-2] or isinstance(x, DTensor):
         for _ in range(steps):
             s = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=b, alpha=c), x, beta=a)

@@ -104,9 +104,8 @@ def train(
         for line in ignored(config, resumed) if resumed is not None else ():
             watcher.note(line)
         feeding = Trackers(resumed or config, watcher.note) if world.first else None
-        parts = _prepare(
-            resumed or config, resumed is None, world, watcher, teacher, accept_changed_data, dataset, started
-        )
+        new = resumed is None
+        parts = _prepare(resumed or config, new, world, watcher, teacher, accept_changed_data, dataset, started)
         if feeding is not None:
             stack.push(_ended(feeding))
         if parts.config.head == "converge":
