@@ -44,6 +44,7 @@ def test_repulsion_on_the_mesh_is_that_of_all_pairs() -> None:
     assert (found * exact).sum() / np.linalg.norm(found) / np.linalg.norm(exact) > 0.99
 
 
+@pytest.mark.slow
 def test_as_faithful_as_scikit_learn_and_the_same_again() -> None:
     digits = load_digits()
     features = unit(digits.data[:500])

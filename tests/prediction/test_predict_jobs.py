@@ -140,6 +140,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
+@pytest.mark.slow
 def test_killed_for_real_and_resumed(stage: Path, tmp_path: Path) -> None:
     """kill -9 in the middle of 10,000 small images, then --resume: the same bytes as without the kill."""
     data, out = small_images(tmp_path / "small.npz", 10_000), tmp_path / "preds.jsonl"

@@ -35,6 +35,7 @@ def model_of(config: ViTConfig = BASE, **changes):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", SUFFIX)
 @pytest.mark.parametrize("raw", [False, True])
 def test_100_photographs(to: str, raw: bool, tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_nothing_is_left_that_is_known_beforehand(kind: str, caplog: pytest.LogC
     assert axes == ["batch", "batch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", ["tome:0+2+3", "pitome:2", "prune:3:late"])
 @pytest.mark.parametrize("raw", [False, True])
 def test_any_number_of_images_that_merge(merge: str, raw: bool) -> None:
