@@ -38,7 +38,7 @@ def attend(
 ) -> Tensor:
     """softmax(q k^T / sqrt(K) + mask) v; the matrix is formed only when `on_weights` wants it.
 
-    On a CPU the fused kernel's gradient in bf16 takes up to seven times as long as in fp32.
+    On a CPU the fused kernel's gradient in bf16 takes far longer than in fp32, and is less exact.
     """
     if on_weights is None:
         if q.dtype == torch.bfloat16 and q.device.type == "cpu" and torch.is_grad_enabled() and q.requires_grad:
