@@ -41,6 +41,7 @@ class Onnx(Runtime):
         options = ort.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = thread_count(threads)
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # or its threads delay what comes next
         what = "the exported model" if isinstance(file, bytes) else str(file)
         try:
             content, *weights = [file] if isinstance(file, bytes) else checked(file, *_beside(file))
