@@ -185,21 +185,24 @@ def choices(model: Any, harm: list[float]) -> Iterator[Choice]:
 def early_exits(outputs: dict[str, Tensor], truth: Tensor, chosen: int) -> Iterator[tuple[Choice, Tensor]]:
     """For each limit, half of which is spent on it: the probability that may stand, by the images to choose by.
 
-    The second look may merge where that alone loses no more than the other half.
+    The second look may merge, as many as alone lose no more than the other half.
     """
     known = {name.removeprefix("vitkit "): found for name, found in outputs.items()}
     scale = SCALES[1]
     for kind, limit in product(("onnx", "openvino"), LIMITS):
         whole = Choice(kind, int8=True)
         small = replace(whole, scale=scale)
-        merged = (
-            replace(whole, merge=name.split()[-1]) for name in known if name.startswith(f"{whole.name} merge tome:")
-        )
-        for full in (whole, *merged) if small.name in known else ():
+        prefix = f"{whole.name} merge "
+        merged = [
+            replace(whole, merge=name.removeprefix(prefix)) for name in known if name.startswith(f"{prefix}tome:")
+        ]
+        harmless = [
+            full
+            for full in merged
+            if told(known[full.name][:chosen], known["timm"][:chosen], truth[:chosen])["drop_in_points"] <= 50 * limit
+        ]
+        for full in (whole, *harmless[-1:]) if small.name in known else ():
             first, second = known[small.name], known[full.name]
-            alone = told(second[:chosen], known["timm"][:chosen], truth[:chosen])
-            if full.merge and alone["drop_in_points"] > 100 * limit / 2:
-                continue
             sure = sure_enough(first[:chosen], second[:chosen], truth[:chosen], limit / 2)
             if sure is not None:
                 stands = confidence(first)[:, None] >= sure

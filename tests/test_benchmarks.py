@@ -94,3 +94,21 @@ def test_a_share_of_the_labels_of_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert splits.pop("test") == 20
     assert sum(splits.values()) < 15
     assert few.split("train").classes == ("a", "b")
+
+
+def test_a_widened_model_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import torch
+
+    import grow
+    import vitkit
+
+    torch.manual_seed(0)
+    model = vitkit.create("vit-ti/16", image_size=32, depth=2, classes=5).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # fresh ones are zero where a mistake would not show
+            parameter.normal_(std=0.1)
+        images = torch.randn(3, 3, 32, 32)
+        wide = grow.widened(model, 4)
+        assert (wide.config.width, wide.config.heads) == (768, 12)
+        torch.testing.assert_close(wide(images), model(images), rtol=1e-4, atol=1e-4)  # sums of 4 times the terms
