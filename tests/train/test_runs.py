@@ -399,3 +399,23 @@ def test_evaluate_says_when_the_split_selected_the_weights(short: dict, squares:
         code, text, _ = command("evaluate", model, *more)
         assert code == 0
         assert "selected" not in text
+
+
+def test_a_checkpoint_that_knew_the_classes_is_kept_where_nothing_is_better(short: dict, tmp_path: Path) -> None:
+    before = vitkit.train(TrainConfig(**short))
+    again = {**short, "model": "", "changes": {}, "init": short["out"], "out": str(tmp_path / "again"), "steps": 4}
+    worse = vitkit.train(TrainConfig(**{**again, "lr": 1.0}))
+    assert worse.best == {"score": before.best["score"], **before.best, "step": 0}
+    assert worse.test == before.test
+    assert "not better than the checkpoint it began with" in dict(worse.rows())["verdict"]
+    assert worse.start["top1"] == before.best["top1"] > worse.validation["top1"]
+
+
+def test_a_checkpoint_of_other_classes_is_not_asked_before_the_first_step(short: dict, tmp_path: Path) -> None:
+    model = vitkit.create("mu", image_size=8, channels=1, classes=10)
+    model.class_names = [f"other {i}" for i in range(10)]
+    vitkit.save(model, tmp_path / "other.safetensors")
+    init = str(tmp_path / "other.safetensors")
+    result = vitkit.train(TrainConfig(**{**short, "model": "", "changes": {}, "init": init, "steps": 2}))
+    assert not result.start
+    assert read(Path(short["out"]) / "log.jsonl")[0]["step"] > 0

@@ -175,8 +175,10 @@ class Task:
         return Evaluation.of(records, source, self.measure(records))
 
     def verdict(self, start: Mapping[str, float], now: Mapping[str, float]) -> str:
-        """Whether training works, in words, from the metrics before the first step and now; "": nothing to say."""
-        return ""
+        """In words, from the metrics before the first step and now: that no weights since were as good."""
+        before, after = (self.score.text(found[self.score.key]) for found in (start, now))
+        figures = f"{self.score.words} {after}, {before} before the first step"
+        return f"not better than the checkpoint it began with, which is kept: {figures}. Try a smaller --lr"
 
     # --- what people read ----------------------------------------------------------------------------
 

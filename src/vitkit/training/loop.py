@@ -72,7 +72,7 @@ class Loop:
         self.best, self.validation = dict[str, float](), dict[str, float]()
         self.curve: list[tuple[float, float]] = []  # progress and validation score of every evaluation
         self.recent: float | None = None  # the last training loss that was logged
-        self.at_start: dict[str, float] = {}  # metrics before the first step, of what learns from images alone
+        self.at_start: dict[str, float] = {}  # metrics before the first step, where they mean something
         each = float(str(self.config.costs.get("evaluated image", 0.0)))
         self.evaluation_seconds = each * self.validation_count  # of the last one; before the first, as measured
         self.evaluation_total = 0.0  # of all
@@ -121,7 +121,7 @@ class Loop:
     def run_watched(self, resumed: bool) -> Result:
         log = Log(self.out, self.step if resumed else -1, self.listener) if self.world.first else None
         saved = time.monotonic()
-        if not self.step and self.parts.task.pretrains:
+        if not self.step and (self.parts.task.pretrains or self.parts.answers):
             self.evaluate(log)
             self.at_start, self.evaluations_done = self.validation, 0
         self.begun = self.begun if self.step else self.elapsed
@@ -308,7 +308,7 @@ class Loop:
         self.evaluation_seconds = time.monotonic() - before
         self.evaluation_total += self.evaluation_seconds
         line: Line = {"step": self.step, "epoch": self.epoch}
-        verdict = self.verdict()
+        verdict = self.verdict() if self.parts.task.pretrains else ""
         if log is not None:
             about = {"verdict": verdict} if verdict else {}
             log.write({**line, **{f"val_{k}": v for k, v in self.validation.items()}, **about})
@@ -323,8 +323,9 @@ class Loop:
                 self.watcher.expected(ahead.text(metric))
 
     def verdict(self) -> str:
-        """Whether it works, in words, where the task can tell."""
-        return self.parts.task.verdict(self.at_start, self.validation) if self.at_start else ""
+        """Whether pre-training works, in words; of what knew its classes before: where it did not get better."""
+        told = self.parts.task.pretrains or self.best.get("step") == 0
+        return self.parts.task.verdict(self.at_start, self.validation) if self.at_start and told else ""
 
     def metrics(self, loader: Loader | None, model: nn.Module | None = None) -> dict[str, float]:
         """Of the weights as they are now, or of `model`; none without images to evaluate on."""

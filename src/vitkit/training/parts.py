@@ -57,6 +57,7 @@ class Parts:
     loader: Loader
     validation: Loader | None
     test: Loader | None
+    answers: bool = False  # before the first step: the checkpoint was made for these very outputs
 
     @property
     def evaluated(self) -> nn.Module:
@@ -129,6 +130,7 @@ def assemble(
         model = create(config.model, **_options(config, classes=task.count).changes)
         model.outputs = task.outputs
         fit_stem(model, data.split("train"))
+    answers = init is not None and any(bool(part.weight.any()) for part in model.classifiers)
     model = model.to(world.device)
     torch.manual_seed(config.seed)  # low-rank updates start at random
     freeze(model, config.freeze)
@@ -157,7 +159,7 @@ def assemble(
     learning = [p for p in trainee.parameters() if p.requires_grad]
     scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
     models = (model, trainee, wrapped, average, optimizers, learning, scaler)
-    return Parts(config, world, task, *models, *loaders(config, world, data, model, task))
+    return Parts(config, world, task, *models, *loaders(config, world, data, model, task), answers)
 
 
 def fit_stem(model: Model, source: Source) -> None:

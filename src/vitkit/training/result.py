@@ -75,8 +75,8 @@ class Result(Shown):
     test: dict[str, float] = field(default_factory=dict)  # of the best weights, when there is a test split
     skipped: int = 0  # steps whose loss was not finite
     bad_files: int = 0
-    start: dict[str, float] = field(default_factory=dict)  # before the first step, of pre-training
-    verdict: str = ""  # of pre-training: whether it worked
+    start: dict[str, float] = field(default_factory=dict)  # before the first step: of pre-training, and of weights that knew these classes
+    verdict: str = ""  # whether it worked: of pre-training; of others, where it did not
     learning: float = 0.0  # seconds of steps; with a frozen backbone of features and head
     images: dict[str, tuple[int, int]] = field(default_factory=dict)  # of validation and test: evaluated, and there
     baseline: tuple[dict[str, object], ...] = ()  # what linear models on simple features reach, as `Baseline` has it
