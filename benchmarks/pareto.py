@@ -83,12 +83,16 @@ def about(machine: Row, rows: list[Row], language: int) -> str:
             f"{cpu}，{threads} 线程，提交 {commit}，{date}；各方案交替测速 {rounds} 轮，取中位数（括号内为四分位数）；"
             f"准确率在 {told} 张预留的图片上测得，括号内为 95% 区间；"
             "最后一列为按 `tune` 的规则选中该方案的限度（百分点），括号内为每 200 张图片一组时守住限度的组数。"
+            "ViT-B/16 由 ViT-Ti/16 加宽后微调而来（`benchmarks/grow.py`）；CIFAR-10 的图片只有 32 像素的细节，"
+            "这对缩小图片和提前得出结果（early exit）有利。"
         )
     return (
         f"{cpu}, {threads} threads, commit {commit}, {date}; speeds are medians of {rounds} interleaved rounds\n"
         f"(quartiles in brackets), accuracies are of {told} held-out images, with the 95% interval of what is lost;\n"
         "the last column has the limits, in points, at which the rule of `tune` chooses a row, and on how many parts\n"
-        "of 200 of these images they are kept."
+        "of 200 of these images they are kept. The ViT-B/16 was made of the ViT-Ti/16 by widening and fine-tuning it\n"
+        "(`benchmarks/grow.py`); images of CIFAR-10 have the detail of 32 pixels, which favours smaller images and early\n"
+        "exit."
     )
 
 
@@ -96,8 +100,10 @@ def draw(rows: list[Row], path: Path) -> None:
     from matplotlib import pyplot
 
     found = groups(rows)
-    figure, axes = pyplot.subplots(1, len(found), figsize=(4.2 * len(found), 4.2), layout="constrained", squeeze=False)
-    for place, ((model, batch), group) in zip(axes[0], found.items(), strict=True):
+    high, wide = (len(set(names)) for names in zip(*found, strict=True))  # a row for each model
+    size = (4.6 * wide, 3.8 * high)
+    figure, axes = pyplot.subplots(high, wide, figsize=size, layout="constrained", squeeze=False)
+    for place, ((model, batch), group) in zip(axes.flat, found.items(), strict=True):
         for row in group:
             ours = row["system"].startswith("vitkit")
             colour = "#2b5fd9" if ours else "#d9862b"
