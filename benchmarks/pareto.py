@@ -91,8 +91,8 @@ def about(machine: Row, rows: list[Row], language: int) -> str:
         f"(quartiles in brackets), accuracies are of {told} held-out images, with the 95% interval of what is lost;\n"
         "the last column has the limits, in points, at which the rule of `tune` chooses a row, and on how many parts\n"
         "of 200 of these images they are kept. The ViT-B/16 was made of the ViT-Ti/16 by widening and fine-tuning it\n"
-        "(`benchmarks/grow.py`); images of CIFAR-10 have the detail of 32 pixels, which favours smaller images and early\n"
-        "exit."
+        "(`benchmarks/grow.py`); images of CIFAR-10 have the detail of 32 pixels, which favours smaller images\n"
+        "and early exit."
     )
 
 
