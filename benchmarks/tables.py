@@ -1,8 +1,9 @@
 """Write the README's comparison tables, in both languages, from benchmarks/results/: `make tables`.
 
-All tables are of one run of `make bench`: one machine, one commit, one day, which stand above them; what that run did
-not measure has no table. Speeds are medians over interleaved rounds; behind a ratio stand its quartiles over the
-rounds. Ratios are to the best peer, so that a value below 1 says where vitkit loses.
+All tables are of one run of `make bench`: one machine, one commit, one day, which stand above them; what was measured
+again since has its own beside its title, and what that run did not measure has no table. Speeds are medians over
+interleaved rounds; behind a ratio stand its quartiles over the rounds. Ratios are to the best peer, so that a value
+below 1 says where vitkit loses.
 """
 
 from __future__ import annotations
@@ -152,10 +153,18 @@ def made(results: Path, language: int) -> str:
     bench = json.loads(summary.read_text(encoding="utf-8"))
     parts = [about(bench, language)]
     for name in (name for name in TABLES if name in bench["minutes"]):
-        title, make = TABLES[name]
-        heads, cells = make(json.loads((results / f"{name}.json").read_text(encoding="utf-8"))["rows"])
-        parts.append(f"**{title[language]}**\n\n{table(heads, cells, language)}")
+        (title, make), found = TABLES[name], json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+        parts.append(f"**{title[language]}**{apart(found['machine'], bench['machine'], language)}")
+        parts.append(table(*make(found["rows"]), language))
     return "\n\n".join(parts)
+
+
+def apart(found: dict[str, Any], bench: dict[str, Any], language: int) -> str:
+    """Commit and day of a table that was measured again after `make bench`."""
+    if found["commit"] == bench["commit"]:
+        return ""
+    commit, date = found["commit"], found["date"]
+    return f"（提交 {commit}，{date}）" if language else f" (commit {commit}, {date})"
 
 
 def table(heads: list[Words], cells: list[list[Any]], language: int) -> str:
@@ -170,12 +179,13 @@ def about(bench: dict[str, Any], language: int) -> str:
     cpu, threads, torch = found["cpu"], found["threads"], found["packages"]["torch"]
     if language:
         return (
-            f"以下全部来自同一次 `make bench`：{cpu}，{threads} 线程，torch {torch}，提交 {found['commit']}，"
-            f"{found['date']}，共 {minutes:.0f} 分钟。速度为各轮的中位数，括号内为四分位数。"
+            f"除另有注明外，以下全部来自同一次 `make bench`：{cpu}，{threads} 线程，torch {torch}，"
+            f"提交 {found['commit']}，{found['date']}，共 {minutes:.0f} 分钟。速度为各轮的中位数，括号内为四分位数。"
         )
     return (
-        f"All of one `make bench`: {cpu}, {threads} threads, torch {torch}, commit {found['commit']},\n"
-        f"{found['date']}, {minutes:.0f} minutes. Speeds are medians over interleaved rounds, quartiles in brackets."
+        f"All of one `make bench`, if not said otherwise: {cpu}, {threads} threads, torch {torch},\n"
+        f"commit {found['commit']}, {found['date']}, {minutes:.0f} minutes.\n"
+        "Speeds are medians over interleaved rounds, quartiles in brackets."
     )
 
 

@@ -330,8 +330,7 @@ class Loop:
     def metrics(self, loader: Loader | None, model: nn.Module | None = None) -> dict[str, float]:
         """Of the weights as they are now, or of `model`; none without images to evaluate on."""
         model = self.parts.on_input(self.parts.evaluated if model is None else model)
-        about = (self.world.device, self.parts.task, self.watchdog)
-        found = quick(model, loader, *about) if loader is not None else {}
+        found = quick(model, loader, self.world.device, self.parts.task, self.watchdog) if loader is not None else {}
         return {k: v for k, v in found.items() if k != "samples"}
 
     def test(self) -> dict[str, float]:

@@ -75,7 +75,7 @@ class Result(Shown):
     test: dict[str, float] = field(default_factory=dict)  # of the best weights, when there is a test split
     skipped: int = 0  # steps whose loss was not finite
     bad_files: int = 0
-    start: dict[str, float] = field(default_factory=dict)  # before the first step: of pre-training, and of weights that knew these classes
+    start: dict[str, float] = field(default_factory=dict)  # before the first step, where they tell something
     verdict: str = ""  # whether it worked: of pre-training; of others, where it did not
     learning: float = 0.0  # seconds of steps; with a frozen backbone of features and head
     images: dict[str, tuple[int, int]] = field(default_factory=dict)  # of validation and test: evaluated, and there
