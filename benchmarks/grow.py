@@ -5,7 +5,7 @@ that read them divided among the copies, which computes the same: Chen et al., N
 weights are divided unevenly, at random, so that copies have gradients of their own and grow apart. What comes out is a
 real model: of the larger one's shape and cost, with an accuracy that can be measured.
 
-    python benchmarks/grow.py CHECKPOINT cifar10 OUT    # from a ViT-Ti/16 a ViT-B/16; half an hour on two cores
+    python benchmarks/grow.py CHECKPOINT cifar10 OUT    # from a ViT-Ti/16 a ViT-B/16; twenty minutes on two cores
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import vitkit
 
 RATE = 5e-5  # of the wide model, which is trained already: at that of a new task, 3.5e-4, it lost 4 points in 58 steps
-UNEVEN = 0.5  # of its even part that a copy gets more or less, at most
+UNEVEN = 0.5  # how far the parts of a weight are apart: 0 would make all copies the same
 READERS = ("qkv.weight", "out.weight", "up.weight", "down.weight", "classifier.weight")
 
 

@@ -13,16 +13,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import harness
 import vitkit
+from curves import shuffled
 from vitkit.progress import Progress
 from vitkit.runtime.base import Choice, build
 from vitkit.runtime.confirm import confirm, hold_out
 from vitkit.runtime.tune import FEWEST, tune
-from vitkit.runtime.verify import images_of, outputs_of
-from vitkit.tasks import open_data_for
+from vitkit.runtime.verify import outputs_of
 
 IMAGES, PARTS, PART = 500, 10, 200
 
@@ -43,11 +41,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, default=harness.RESULTS / "promise.json")
     args = parser.parse_args()
     about, model = harness.machine(), vitkit.load(args.model).eval()
-    source = open_data_for(model, args.data).evaluation()
-    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[: IMAGES + PARTS * PART]
-    images = images_of(model, source.take(order.numpy()), len(order))
-    if images.labels is None or len(images) < len(order) or len(order) < IMAGES + PARTS * PART:
-        raise SystemExit(f"{IMAGES + PARTS * PART} readable images with labels are needed; {args.data} has fewer")
+    images = shuffled(model, args.data, IMAGES + PARTS * PART)
     choosing, held = hold_out(images[:IMAGES], FEWEST)
     how = {"latency": args.latency, "budget": 60 * args.minutes, "held": held, "progress": Notes()}
     found = tune(model, choosing, args.max_drop, **how)
