@@ -121,7 +121,7 @@ def also_zh(found: Result) -> str:
 def sure_zh(found: Result) -> str:
     context = found.context
     lengths = {True: "训练加长一倍，提高不足一个百分点", None: "训练长度由人指定"}
-    length = lengths.get(context.plateau, "训练长度受预算所限，再加长还会提高")
+    length = lengths.get(context.plateau, "训练长度受预算所限，尚未看到平台期")
     if context.power is None:
         seen = "只有一个种子，无从得知种子之间的差别"
     elif found.gap.covers_zero:

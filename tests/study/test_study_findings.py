@@ -40,7 +40,7 @@ def _measured(arm: str, measure: str) -> tuple[dict[str, Any], ...]:
     elif measure == "norms":
         found = {"longest": 1.5, "outliers": 0.01}
     elif measure == "scores":
-        found = {"deviation": 1.5, "evenness": 0.8}
+        found = {"deviation": 1.5, "evenness": 0.8, "unit": 3.0}
     return (found,) * 3 if found else ()
 
 

@@ -218,8 +218,10 @@ def test_trainings_grow_until_they_gain_nothing(tiny: str) -> None:
     """96 images are 1.5 steps an epoch, 100 epochs the most; the curve is flat from 40 steps on."""
     cheap = planning.Cost(1e-6, 1e-6, 1e-6)
     assert Asked("pooling", tiny, lambda run: min(run.steps, 40) / 100, cheap).length(100.0) == (40, True)
-    peak = Asked("pooling", tiny, lambda run: 0.5 - abs(run.steps - 80) / 1000, cheap)
-    assert peak.length(100.0) == (80, True)  # 160 are beyond the most, 150, which is tried too, and is worse
+    peak = Asked("pooling", tiny, lambda run: 0.5 - abs(run.steps - 40) / 1000, cheap)
+    assert peak.length(100.0) == (40, True)
+    late = Asked("pooling", tiny, lambda run: min(run.steps, 80) / 100, cheap)
+    assert late.length(100.0) == (150, False)  # 160, twice 80, are beyond the most: nobody has seen that they gain less
     rising = Asked("pooling", tiny, lambda run: run.steps / 1000, cheap)
     assert rising.length(100.0) == (150, False)  # a hundred epochs
     assert "before a plateau" in rising.progress.lines[-1]

@@ -185,14 +185,16 @@ def test_scores_are_those_of_the_formula(tiny: str) -> None:
         nn.init.zeros_(qkv.weight)
         nn.init.constant_(qkv.bias, 0.5)
         found = measures.scores(model, sets)
-        assert found == {"deviation": pytest.approx(0.0, abs=1e-6), "evenness": pytest.approx(1.0)}
+        assert (found["deviation"], found["evenness"]) == (pytest.approx(0.0, abs=1e-6), pytest.approx(1.0))
         nn.init.normal_(qkv.weight, std=3.0)
         scores: list[Tensor] = []
         with torch.no_grad():
             x, _ = model.embedded(normalise(sets.test.pixels[:256], model.config.preprocessing))
             q, k, _ = qkv(model.encoder.blocks[0].norm1(x)).chunk(3, dim=-1)
             scores = [q[..., h : h + 12] @ k[..., h : h + 12].mT * scale for h in range(0, 48, 12)]
-        assert measures.scores(model, sets)["deviation"] == pytest.approx(float(torch.stack(scores).std()), rel=1e-4)
+        found, deviation = measures.scores(model, sets), float(torch.stack(scores).std())
+        assert found["deviation"] == pytest.approx(deviation, rel=1e-4)
+        assert found["unit"] == pytest.approx(deviation / scale / float(q.std() * k.std()), rel=1e-4)
 
 
 def test_a_long_token_is_an_outlier(tiny: str) -> None:

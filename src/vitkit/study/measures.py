@@ -156,7 +156,10 @@ def norms(model: Model, sets: Sets) -> Measured:
 
 @torch.no_grad()
 def scores(model: Model, sets: Sets) -> Measured:
-    """Of the first block: the deviation of what goes into the softmax, and how even the attention is (1: all alike)."""
+    """Of the first block: the deviation of what goes into the softmax, and how even the attention is (1: all alike).
+
+    `unit` is the deviation that products of queries and keys would have if their own channels had a deviation of 1.
+    """
     vit = as_vit(model).eval()
     images, _ = _test(sets, 256)
     attention, seen = vit.encoder.blocks[0].get_submodule("attention"), list[Tensor]()
@@ -166,7 +169,8 @@ def scores(model: Model, sets: Sets) -> Measured:
     q, k, _ = seen[0].unflatten(-1, (3, vit.config.heads, -1)).permute(2, 0, 3, 1, 4)  # each B H N K
     scaled = q @ k.mT * getattr(attention, "scale", q.shape[-1] ** -0.5)  # B H N N
     even = torch.special.entr(scaled.softmax(dim=-1)).sum(dim=-1).mean() / math.log(k.shape[2])
-    return {"deviation": float(scaled.std()), "evenness": float(even)}
+    unit = (q @ k.mT).std() / (q.std() * k.std())
+    return {"deviation": float(scaled.std()), "evenness": float(even), "unit": float(unit)}
 
 
 MEASURES: dict[str, Callable[[Model, Sets], Measured]]

@@ -151,12 +151,13 @@ class _Trainings:
             minutes = int(least / self.trainer.workers / 60) + 1
             raise ConfigError(f"{self.study.name} needs at least {minutes} minutes here; give --budget {minutes}m")
         slowest = next(arm for arm in self.arms if arm.name == (self.study.slowest or self.arms[0].name))
-        shorter, steps, before = 0, max(LEAST_STEPS, min(most, round(FIRST_EPOCHS * epoch))), 0.0
-        while steps > shorter:
-            found = self._length_tried(slowest, steps)
-            if shorter and found - before < STILL:  # longer trainings may even lose: they know the images by heart
-                return shorter, True
-            shorter, steps, before = steps, min(2 * steps, most), found
+        steps = max(LEAST_STEPS, min(most, round(FIRST_EPOCHS * epoch)))
+        reached = self._length_tried(slowest, steps) if 2 * steps <= most else 0.0
+        while 2 * steps <= most:
+            before, reached = reached, self._length_tried(slowest, 2 * steps)
+            if reached - before < STILL:  # longer trainings may even lose: they know the images by heart
+                return steps, True
+            steps *= 2
         self.progress.note(f"the budget buys {most:,} steps for each training, before a plateau was seen")
         return most, False
 

@@ -155,7 +155,7 @@ def _seeds(result: Result) -> str:
 def _sure(result: Result) -> str:
     context, sought = result.context, result.study.sought
     lengths = {True: "twice as long a training gains less than a point", None: "the length was set by hand"}
-    length = lengths.get(context.plateau, "the length is what the budget bought, and longer trainings still gain")
+    length = lengths.get(context.plateau, "the length is what the budget bought, before a plateau was seen")
     if context.power is None:
         seen = "one seed has no spread"
     elif result.gap.covers_zero:

@@ -35,17 +35,19 @@ class WhySqrt(Study):
 
     def find(self, table: Table) -> Finding:
         narrow, wide = WIDTHS[0], WIDTHS[-1]
-        start = [float(table[f"fresh, {k}"].measured("deviation").mean()) for k in (narrow, wide)]
+        start, unit = (
+            [float(table[f"fresh, {k}"].measured(what).mean()) for k in (narrow, wide)]
+            for what in ("deviation", "unit")
+        )
         evenness = [float(table[f"{how}, {wide}"].measured("evenness").mean()) for how in (SCALED, UNSCALED)]
         gaps = {k: table.gap(f"{UNSCALED}, {k}", f"{SCALED}, {k}") for k in (narrow, wide)}
-        root = (wide / narrow) ** 0.5
-        first = (
-            f"before training undivided scores deviate by {start[0]:.2g} with a head of {narrow} and {start[1]:.2g} "
-        )
-        first += (
-            f"with one of {wide}, {start[1] / max(1e-9, start[0]):.1f} times as much (√k: {root:.1f} times); after "
-        )
-        first += f"it attention with the wide head is {evenness[1]:.0%} as even as it can be, divided {evenness[0]:.0%}"
+        grown, root = unit[1] / max(1e-9, unit[0]), (wide / narrow) ** 0.5
+        first = f"queries and keys of deviation 1 give undivided scores that deviate by {unit[0]:.2g} with a head of "
+        first += f"{narrow} and by {unit[1]:.2g} with one of {wide}, {grown:.1f} times as much (√k: {root:.1f} times); "
+        first += f"as they are before training it is {start[0]:.2g} and {start[1]:.2g}"
+        first += ", since wider layers start with smaller weights" * (start[1] < grown * start[0])
+        first += f"; after it attention with the wide head is {evenness[1]:.0%} as even as it can be, divided "
+        first += f"{evenness[0]:.0%}"
         words = [f"with a head of {k} {compare('no division', 'the division', gap)}" for k, gap in gaps.items()]
         second = f"{'; '.join(words)}, {verdict(gaps[wide], -1, 'the expectation')}"
         return Finding(f"Not dividing, head of {wide}: {gained(gaps[wide])}", first, second)
