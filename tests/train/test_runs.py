@@ -375,6 +375,24 @@ def test_the_weights_that_are_kept_are_tested(short: dict, tmp_path: Path, monke
     assert abs(kept - last) > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ((0.80, 0.95, 0.92), 24),  # 32 images: one of them is 3 points, and chance is as much
+        ((0.80, 0.95, 0.70), 16),
+        ((0.95, 0.92, 0.89), 16),  # by little and little it would go down: what counts is the best of all
+    ],
+)
+def test_of_weights_that_validation_cannot_tell_apart_the_last_are_kept(
+    short: dict, monkeypatch: pytest.MonkeyPatch, scores: tuple[float, ...], kept: int
+) -> None:
+    found = iter(scores)
+    monkeypatch.setattr("vitkit.training.loop.quick", lambda *_: {"top1": next(found), "loss": 1.0, "samples": 32})
+    result = vitkit.train(TrainConfig(**short))
+    assert result.best["step"] == kept
+    assert result.best["score"] == scores[kept // 8 - 1]
+
+
 def test_without_validation_the_last_weights_are_kept(short: dict) -> None:
     """No score says which weights are best: those of the first evaluation are not."""
     opened = vitkit.open_data(short["data"])

@@ -354,3 +354,20 @@ def curves(axes: Axes, rows: Sequence[Row], window: float = 0.05) -> None:
 def accuracies(rows: Sequence[Row]) -> np.ndarray:
     """seeds x rows, in percent."""
     return 100 * np.array([row.accuracy for row in rows]).T
+
+
+def losses_apart(table: Table, a: str, b: str) -> np.ndarray:
+    """seeds x steps: how far the losses of two arms are apart."""
+    return np.abs([np.subtract(x, y) for x, y in zip(table[a].losses, table[b].losses, strict=True)])
+
+
+def draw_apart(axes: Axes, table: Table, pairs: Mapping[str, tuple[str, str]], words: str) -> None:
+    """How far the losses of each pair are apart, a line for every seed; pairs by the label of their lines."""
+    for number, (label, pair) in enumerate(pairs.items()):
+        for seed, apart in enumerate(losses_apart(table, *pair)):
+            style = {"color": COLOURS[number], "linewidth": 0.8, "label": "" if seed else label}
+            axes.plot(table[pair[0]].loss_steps, np.maximum(apart, 1e-9), **style)
+    axes.set(yscale="log", ylabel=words, xlabel="step (one line per seed)")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.grid(axis="y")

@@ -10,6 +10,7 @@ Shapes: B images, C outputs of the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -43,9 +44,22 @@ class Metric:
     def text(self, value: float) -> str:
         return f"{value:.2%}" if self.percent else f"{value:.4f}"
 
+    def best(self, *values: float) -> float:
+        return max(values) if self.higher else min(values)
+
     def improves(self, value: float, best: float) -> bool:
         """Whether a value is at least as good as the best so far."""
         return value >= best if self.higher else value <= best
+
+    def rivals(self, value: float, best: float, images: int) -> bool:
+        """Whether so many images cannot tell it from the best: a share within one standard error of it.
+
+        Of weights that validation cannot tell apart a run keeps the last, which have learned most. With 0 images only
+        what is as good is a rival, as of weights from before the first step.
+        """
+        share = (best * images + 1) / (images + 2)  # never quite none or all
+        chance = math.sqrt(share * (1 - share) / images) if self.percent and images else 0.0
+        return self.improves(value + chance if self.higher else value - chance, best)
 
 
 @dataclass(frozen=True)

@@ -302,7 +302,8 @@ class Loop:
         self.evaluations_done = max(self.evaluations_done + 1, int(progress * self.evaluations + 1e-9))
         score = self.validation.get(metric.key, 0.0)
         last = self.parts.task.pretrains or not self.validation  # of what nothing can be chosen by, the last weights
-        if not self.best or last or metric.improves(score, self.best["score"]):
+        peak = metric.best(score, self.best.get("score", score), *(s for _, s in self.curve))
+        if not self.best or last or metric.rivals(score, peak, self.validation_count * bool(self.best["step"])):
             self.best = {"score": score, "step": self.step, **self.validation}
             save_model(self, self.out / "best.safetensors")
         self.evaluation_seconds = time.monotonic() - before
@@ -312,8 +313,7 @@ class Loop:
         if log is not None:
             about = {"verdict": verdict} if verdict else {}
             log.write({**line, **{f"val_{k}": v for k, v in self.validation.items()}, **about})
-        shown = [metric.text(value) for value in (score, self.best["score"])] if self.validation else ["", ""]
-        self.watcher.evaluated(line, *shown)
+        self.watcher.evaluated(line, *(metric.text(value) if self.validation else "" for value in (score, peak)))
         self.watcher.aside(verdict)
         if self.validation:
             self.watcher.scored(progress, score, metric.higher)

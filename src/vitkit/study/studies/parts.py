@@ -40,15 +40,11 @@ class Positions(Study):
         best, worst = table.best(kinds), table.worst(kinds)
         among = table.gap(best, worst, pairs=10)
         paper = "the paper (5-shot ImageNet: 61.4 against 64.2)"
-        first = (
-            f"{compare('no position encoding', 'learned 1-D positions', none)}, {verdict(none, -1, paper)}; with light "
-        )
-        first += f"augmentation {compare('none', 'learned', varied)}"
+        first = f"{compare('no position encoding', 'learned 1-D positions', none)}, {verdict(none, -1, paper)}; with "
+        first += f"light augmentation {compare('none', 'learned', varied)}"
         second = f"of the five kinds {best} is best and {worst} worst: {compare(best, worst, among)}, "
-        second += (
-            f"{verdict(among, 0, 'the paper, where they are alike')}; added {_where(table.best(places))} is best and "
-        )
-        second += f"{_where(table.worst(places))} worst: "
+        second += f"{verdict(among, 0, 'the paper, where they are alike')}; added {_where(table.best(places))} is best "
+        second += f"and {_where(table.worst(places))} worst: "
         second += compare("the first", "the second", table.gap(table.best(places), table.worst(places), pairs=3))
         return Finding(f"Leaving positions out: {gained(none)}", first, second)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-
 from vitkit.figures.panels import legend_above
-from vitkit.figures.style import COLOURS, Figure, new_figure
+from vitkit.figures.style import Figure, new_figure
 from vitkit.study.numbers import compare, gained, sentence, verdict
 from vitkit.study.table import (
     ROW,
@@ -20,8 +18,10 @@ from vitkit.study.table import (
     accuracies,
     curves,
     dots,
+    draw_apart,
     line,
     line_figure,
+    losses_apart,
 )
 
 CONV, LINEAR, STEM = "convolution", "linear map", "convolutional stem"
@@ -64,11 +64,6 @@ class PatchSize(Study):
         return line_figure(x, {"": accuracies(table.rows)}, "million multiply-adds per image", words, room=0.35)
 
 
-def _apart(table: Table) -> np.ndarray:
-    """seeds x steps: how far the losses of the two forms are apart."""
-    return np.abs([np.subtract(a, b) for a, b in zip(table[CONV].losses, table[LINEAR].losses, strict=True)])
-
-
 class PatchEmbed(Study):
     name = "patch-embed"
     question = "Linear or convolutional patch embedding?"
@@ -88,7 +83,7 @@ class PatchEmbed(Study):
         return [Arm(CONV, s.vit(), "conv-patches"), linear, Arm(STEM, s.hybrid())]
 
     def find(self, table: Table) -> Finding:
-        gaps = _apart(table)
+        gaps = losses_apart(table, CONV, LINEAR)
         early, late = float(gaps[:, :10].max()), float(gaps.max())
         stem = table.gap(STEM, CONV)
         alike = "differ"
@@ -108,12 +103,7 @@ class PatchEmbed(Study):
         upper, middle, lower = figure.subplots(3, 1, height_ratios=[2.2, 1.5, ROW * 3 + 0.2])
         curves(upper, table.rows)
         upper.set(xlabel="", ylim=(0, None))
-        for seed in _apart(table):
-            middle.plot(table[CONV].loss_steps, np.maximum(seed, 1e-9), color=COLOURS[3], linewidth=0.8, alpha=0.8)
-        middle.set(yscale="log", ylabel="|linear - conv|", xlabel="step (one line per seed)")
-        middle.yaxis.set_major_formatter("{x:g}")
-        middle.minorticks_off()
-        middle.grid(axis="y")
+        draw_apart(middle, table, {"": (CONV, LINEAR)}, "|linear - conv|")
         dots(lower, table.rows, groups=[0, 1, 2])
         legend_above(figure, upper, 3)
         return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -29,10 +30,7 @@ class DataSize(Study):
     varies = "ViT, hybrid, ResNet and a ViT pre-trained without labels, over 1/32 to all of the images"
     claim = "lacking a CNN's priors (locality, translation equivariance), a ViT loses on few images, but not on many"
     source = "Dosovitskiy et al. 2021, figures 3 and 4: behind on 9 million images, ahead from 90 million on"
-    fair = (
-        "equal multiply-adds per image within a tenth, the same steps, the same images in the same order; 1/6 of them "
-        "takes the learning rate of all"
-    )
+    fair = "equal multiply-adds per image within a tenth, the same steps, images and order; 1/6 has the rate of all"
     reference = "ResNet, all"
     effect, contrast, slowest, data = 0.03, ("ViT, 1/32", "ResNet, 1/32"), "ViT, all", "cifar10@16"
     expected = -1
@@ -40,16 +38,9 @@ class DataSize(Study):
     def arms(self, s: Setting) -> list[Arm]:
         before = Arm("before", s.vit(classes=0), task=TASK, tags={"kind": "before"})
         kinds = [(kind, config, None) for kind, config in _models(s).items()] + [(PRETRAINED, s.vit(), before)]
+        of = partial(Arm, measure="fewshot")
         arms = [
-            Arm(
-                f"{k}, {n}",
-                c,
-                share=share,
-                measure="fewshot",
-                before=b,
-                rate_of=f"{k}, all" if n == "1/6" else "",
-                tags={"model": k, "share": n},
-            )
+            of(f"{k}, {n}", c, share=share, before=b, rate_of=f"{k}, all" * (n == "1/6"), tags={"model": k, "share": n})
             for k, c, b in kinds
             for n, share in SHARES.items()
         ]
@@ -68,10 +59,8 @@ class DataSize(Study):
             tail = f"from the smallest to the largest set the ViT {word} the ResNet by {points(change.mean)} points "
             tail += f"({spread(change)})"
         first = f"with 1/32 of the images {compare('the ViT', 'the ResNet', few)}, {verdict(few, -1)}"
-        first += (
-            f"; pre-training without labels on all images: {compare('it', 'none', before)}; by five images of each "
-        )
-        first += f"class and ridge regression on the features: {shots}"
+        first += f"; pre-training without labels on all images: {compare('it', 'none', before)}; by five images of "
+        first += f"each class and ridge regression on the features: {shots}"
         second = f"with all of them {compare('the ViT', 'the ResNet', all_)}; {tail}, {verdict(change, 1)}"
         return Finding(headline, first, second)
 

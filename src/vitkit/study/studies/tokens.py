@@ -41,9 +41,7 @@ class HeadType(Study):
         first = f"each at its own learning rate {compare('the mean', 'a class token', own)}, "
         first += verdict(own, 0, "the paper")
         second = f"at the class token's rate {compare('the mean', 'a class token', borrowed)}; of the rates that were "
-        second += (
-            f"tried {best[GAP]:g} times that rate is best for the mean and {best[CLS]:g} times for the class token"
-        )
+        second += f"tried {best[GAP]:g} times that is best for the mean and {best[CLS]:g} times for the class token"
         return Finding(f"Mean instead of a class token, each at its rate: {gained(own)}", first, second)
 
     def draw(self, table: Table) -> Figure:

@@ -49,10 +49,9 @@ class Transfer(Study):
     def find(self, table: Table) -> Finding:
         gain, longer = table.gap(FULL, SCRATCH), table.gap(FULL, LONGER)
         others = {name: table.gap(name, FULL) for name in (HEAD, LORA, LARGER)}
-        first = (
-            f"fine-tuned on few images of classes it never saw, {compare('a pre-trained model', 'a fresh one', gain)}, "
-        )
-        first += f"{verdict(gain, 1)}; {compare('it', 'a fresh one with as many steps as both', longer)}"
+        first = "fine-tuned on few images of classes it never saw, "
+        first += f"{compare('a pre-trained model', 'a fresh one', gain)}, {verdict(gain, 1)}; "
+        first += compare("it", "a fresh one with as many steps as both", longer)
         second = "; ".join(compare(name, "all weights", gap) for name, gap in others.items())
         return Finding(f"Pre-training on other classes: {gained(gain)}", first, second)
 
