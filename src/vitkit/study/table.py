@@ -365,8 +365,8 @@ def draw_apart(axes: Axes, table: Table, pairs: Mapping[str, tuple[str, str]], w
     """How far the losses of each pair are apart, a line for every seed; pairs by the label of their lines."""
     for number, (label, pair) in enumerate(pairs.items()):
         for seed, apart in enumerate(losses_apart(table, *pair)):
-            style = {"color": COLOURS[number], "linewidth": 0.8, "label": "" if seed else label}
-            axes.plot(table[pair[0]].loss_steps, np.maximum(apart, 1e-9), **style)
+            steps, shown, named = table[pair[0]].loss_steps, np.maximum(apart, 1e-9), "" if seed else label
+            axes.plot(steps, shown, color=COLOURS[number], linewidth=0.8, label=named)
     axes.set(yscale="log", ylabel=words, xlabel="step (one line per seed)")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
