@@ -1,9 +1,10 @@
 """Take finished studies into the docs: `python docs/make_studies_page.py [FOLDER ...]`.
 
-FOLDER is the --out of `vitkit study`. NAME.json of each finished study goes to docs/studies/. Everything else is made
-from these files, in English and in Chinese, without any training: table, figure and page of each study; the gallery;
-the page of questions; and two tables on docs/studies.md, of all studies and of the paper's figures and tables. A study
-without a result is "not run yet".
+FOLDER is the --out of `vitkit study`. NAME.json of each finished study goes to docs/studies/, or to docs/studies/again/
+when it was run on other images than the study's own; its page then tells both. Everything else is made from these
+files, in English and in Chinese, without any training: table, figure and page of each study; the gallery; the page of
+questions; and two tables on docs/studies.md, of all studies and of the paper's figures and tables. A study without a
+result is "not run yet".
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from vitkit.study.table import Result
 from vitkit.study.write import answer, as_csv, as_markdown, read, table_lines, write
 
 DOCS = Path(__file__).parent
+AGAIN = "studies/again"
 MARKS = ("<!-- {}: made by docs/make_studies_page.py -->\n", "<!-- end of {} -->\n")
 # in the order of the articles: an image becomes patches, gets a class token and positions, and meets attention
 SECTIONS = {
@@ -91,9 +93,24 @@ FIGURES: dict[tuple[str, str], str | tuple[str, tuple[str, str]]] = {
 
 
 @cache
-def result(name: str) -> Result | None:
-    path = DOCS / "studies" / f"{name}.json"
+def result(name: str, folder: str = "studies") -> Result | None:
+    path = DOCS / folder / f"{name}.json"
     return read(path) if path.exists() else None
+
+
+def on_other_images(page: str, name: str, chinese: bool) -> str:
+    """The page of a study, with what it showed when it was run again on another set."""
+    if (found := result(name, AGAIN)) is None:
+        return page
+    data, context = found.context.data, found.context
+    if chinese:
+        about = f"{data['name']}，训练图片 {data['train']:,} 张，{context.steps:,} 步，{context.seeds} 个种子"
+        told = f"**换一组图片**（{about}）：{answer_zh(found)}{also_zh(found)}"
+    else:
+        about = f"{data['name']}, {data['train']:,} training images, {context.steps:,} steps, {context.seeds} seeds"
+        told = f"**On other images** ({about}). {answer(found)} {' '.join(found.finding.sentences)}"
+    link = f"{'../../studies/' * chinese}again/{name}.json"
+    return f"{page}\n{told} `{context.command}` ([JSON]({link}))\n"
 
 
 def command(name: str) -> str:
@@ -295,19 +312,22 @@ def pages() -> dict[str, Callable[[], str]]:
         made[f"{folder}questions.md"] = lambda c=chinese: questions(c)
     for name in STUDIES:
         if (found := result(name)) is not None:
-            made[f"studies/{name}.md"] = lambda r=found: as_markdown(r)
+            made[f"studies/{name}.md"] = lambda r=found: on_other_images(as_markdown(r), r.study.name, False)
             made[f"studies/{name}.csv"] = lambda r=found: as_csv(r)
-            made[f"zh/studies/{name}.md"] = lambda r=found: study_zh(r)
+            made[f"zh/studies/{name}.md"] = lambda r=found: on_other_images(study_zh(r), r.study.name, True)
     return made
 
 
 def take(folder: Path) -> None:
     for path in sorted(folder.glob("*/*.json")):
         if path.parent.name == path.stem and path.stem in STUDIES:
-            shutil.copyfile(path, DOCS / "studies" / path.name)
+            own = read(path).context.data["name"] == STUDIES[path.stem].data
+            shutil.copyfile(path, DOCS / ("studies" if own else AGAIN) / path.name)
 
 
 if __name__ == "__main__":
+    for folder in (AGAIN, "zh/studies"):
+        (DOCS / folder).mkdir(parents=True, exist_ok=True)
     for given in sys.argv[1:]:
         take(Path(given))
     with tempfile.TemporaryDirectory() as drawn:
@@ -316,6 +336,5 @@ if __name__ == "__main__":
                 write(found, Path(drawn))
                 for ending in ("json", "png"):
                     shutil.copyfile(Path(drawn) / f"{name}.{ending}", DOCS / "studies" / f"{name}.{ending}")
-    (DOCS / "zh" / "studies").mkdir(exist_ok=True)
     for name, text in pages().items():
         (DOCS / name).write_text(text(), encoding="utf-8")

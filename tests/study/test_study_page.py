@@ -16,7 +16,7 @@ from vitkit.study.table import Result
 from vitkit.study.write import as_json, read
 
 DOCS = Path(__file__).parents[2] / "docs"
-TABLES = sorted((DOCS / "studies").glob("*.json"))
+TABLES = sorted((DOCS / "studies").rglob("*.json"))
 
 
 def test_the_pages_are_current() -> None:
@@ -26,12 +26,13 @@ def test_the_pages_are_current() -> None:
         assert (DOCS / name).read_text(encoding="utf-8") == made(), f"{name}: run python docs/make_studies_page.py"
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", TABLES, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_a_result_is_whole_in_its_file(path: Path) -> None:
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["study"] == path.stem
     assert json.loads(json.dumps(as_json(read(path)))) == found, "run python docs/make_studies_page.py"
-    assert path.with_suffix(".png").exists()
+    assert (DOCS / "studies" / f"{path.stem}.png").exists()
+    assert (found["data"]["name"] == STUDIES[path.stem].data) == (path.parent.name == "studies")
 
 
 def test_a_file_that_is_no_result(tmp_path: Path) -> None:

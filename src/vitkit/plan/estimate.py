@@ -249,7 +249,7 @@ class Plan:
     def to_dict(self) -> dict[str, object]:
         found = asdict(self)
         return found.pop("setup") | {
-            "pictures_at_a_time": self.setup.at_once,
+            "images_at_a_time": self.setup.at_once,
             "memory_available": round(self.device.memory),
             "step_seconds": found.pop("step") | {"total": self.step.total},
             "data_bytes": self.setup.images * self.setup.image_bytes,
