@@ -65,7 +65,7 @@ WORDS = {
     "data-size": Words(
         "ViT 比 CNN 需要更多数据吗？",
         "乘加次数相同的 ViT、混合模型和 ResNet，以及无标签预训练的 ViT，数据量从 1/32 到全部",
-        "ViT 没有 CNN 的先验（局部性、平移等变性），数据少时落后，数据多时不落后",
+        "数据少时 ViT 落后于 CNN，因为它没有 CNN 的先验（局部性、平移等变性）",
         f"{VIT}，图 3、图 4：900 万张图片时落后，9000 万张起领先",
         ("ViT ", " ResNet "),
         (("ViT, all", "ResNet, all", "用全部图片时，ViT ", " ResNet "),),

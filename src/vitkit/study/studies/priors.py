@@ -28,7 +28,7 @@ class DataSize(Study):
     name = "data-size"
     question = "Does a ViT need more data than a CNN?"
     varies = "ViT, hybrid, ResNet and a ViT pre-trained without labels, over 1/32 to all of the images"
-    claim = "lacking a CNN's priors (locality, translation equivariance), a ViT loses on few images, but not on many"
+    claim = "on few images a ViT loses to a CNN, whose priors (locality, translation equivariance) it lacks"
     source = "Dosovitskiy et al. 2021, figures 3 and 4: behind on 9 million images, ahead from 90 million on"
     fair = "equal multiply-adds per image within a tenth, the same steps, images and order; 1/6 has the rate of all"
     reference = "ResNet, all"

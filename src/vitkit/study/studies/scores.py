@@ -18,7 +18,7 @@ class WhySqrt(Study):
     varies = "one head of 8, 32 and 128 channels, with and without the division; scores before and after training"
     claim = "a product of k channels has a deviation that grows like √k; undivided, the softmax is driven to its ends"
     source = "Vaswani et al. 2017, section 3.2.1, without a number"
-    fair = SAME_START
+    fair = f"{SAME_START} at each width"
     effect, slowest = 0.02, f"{UNSCALED}, {WIDTHS[-1]}"
     contrast = (f"{UNSCALED}, {WIDTHS[-1]}", f"{SCALED}, {WIDTHS[-1]}")
     expected = -1
