@@ -110,7 +110,8 @@ def on_other_images(page: str, name: str, chinese: bool) -> str:
         about = f"{data['name']}, {data['train']:,} training images, {context.steps:,} steps, {context.seeds} seeds"
         told = f"**On other images** ({about}). {answer(found)} {' '.join(found.finding.sentences)}"
     link = f"{'../../studies/' * chinese}again/{name}.json"
-    return f"{page}\n{told} `{context.command}` ([JSON]({link}))\n"
+    by = f"（`{context.command}`，[JSON]({link})）" if chinese else f" `{context.command}` ([JSON]({link}))"
+    return f"{page}\n{told}{by}\n"
 
 
 def command(name: str) -> str:

@@ -142,9 +142,7 @@ class Bundle:
         there = resolve(module, name)
         if there is None:
             if name in source(module).imports:
-                raise CheckpointError(
-                    f"{module} uses {name} as a whole, which one file cannot hold; a defect of vitkit"
-                )
+                raise CheckpointError(f"{module} uses {name} as a whole, which one file cannot hold: a defect here")
             return []
         if there[0] is None:
             self.outside.add(there[1])

@@ -216,9 +216,7 @@ def _attention_of(tensors: LazyTensors, width: int, stated: Fields) -> Fields:
     wide = tensors.need("encoder.blocks.0.attention.qkv.weight", 2)[0] // 3
     heads = stated["heads"]
     if not isinstance(heads, int) or heads < 1 or wide % heads:
-        raise CheckpointError(
-            f"heads={heads!r} must divide the {wide} channels that queries have in all heads together"
-        )
+        raise CheckpointError(f"heads={heads!r} must divide the {wide} channels that queries have in all heads")
     has_out = "encoder.blocks.0.attention.out.weight" in tensors
     fields: Fields = {"head_width": 0 if wide == width else wide // heads, "attention_out": has_out}
     return fields if has_out else fields | {"out_bias": True}

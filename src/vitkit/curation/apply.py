@@ -74,9 +74,7 @@ def accepted(path: Path) -> list[dict[str, str]]:
         if row["action"] not in ACTIONS:
             raise DataError(f"{where}: the action {row['action']!r} must be accept or reject, or empty")
         if row["issue"] != "label" and row["suggestion"] not in (DROP, ""):
-            raise DataError(
-                f"{where}: the suggestion {row['suggestion']!r} must be {DROP}, or empty: leave it as it is"
-            )
+            raise DataError(f"{where}: the suggestion {row['suggestion']!r} must be {DROP}, or empty; leave it as is")
     return [row for row in rows if row["action"] == "accept" and row["path"] and row["suggestion"]]
 
 

@@ -306,9 +306,7 @@ class ResNetConfig(ModelConfig):
         self._at_least(1, "channels")
         self._at_least(0, "classes")
         if not isinstance(self.stem, StemConfig) or not self.stem.layers or self.stem.variant != "v2":
-            raise ConfigError(
-                "a ResNet needs stem.layers, blocks per stage such as (3, 4, 6, 3), and stem.variant='v2'"
-            )
+            raise ConfigError("a ResNet needs stem.layers, blocks a stage such as (3, 4, 6, 3), and stem.variant='v2'")
         check_divisible(self.image_size, self.patch_size)
 
     @property

@@ -121,9 +121,7 @@ class Publisher:
         before = read_manifest(self.url)
         if before != self.published:
             who = before.writer.rsplit(",", 1)[0] if before else "somebody, who removed it"
-            raise InUse(
-                f"{self.url} was changed by {who} since this began; end one of the two, or choose another --out"
-            )
+            raise InUse(f"{self.url} was changed by {who} since this began; end one of them, or choose another --out")
         names = [p.relative_to(self.folder).as_posix() for p in sorted(self.folder.rglob("*")) if p.is_file()]
         shown = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
         have = {piece.object for piece in before.files.values()} if before else set()

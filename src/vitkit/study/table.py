@@ -14,7 +14,7 @@ import numpy as np
 
 from vitkit.figures.panels import legend_above
 from vitkit.figures.style import COLOURS, Axes, Figure, new_figure
-from vitkit.model.config import AnyConfig, ResNetConfig, StemConfig, ViTConfig
+from vitkit.model.config import AnyConfig, ConvStemConfig, ResNetConfig, StemConfig, ViTConfig
 from vitkit.study.numbers import POWER, Interval, difference, interval, sentence
 
 BATCH = 64  # images in a step of every training
@@ -42,6 +42,12 @@ class Setting:
         """A small residual stage before the patches; as many multiply-adds as `vit()`, within a tenth."""
         width, depth = {8: (48, 3), 16: (44, 3), 28: (32, 3)}.get(self.side, (32, 2))
         return self.vit(width=width, depth=depth, stem=StemConfig((1,), 4, "small"))
+
+    def early_convolutions(self) -> ViTConfig:
+        """Plain 3x3 convolutions before the patches; as many multiply-adds as `vit()`, within a tenth."""
+        made = {8: ((16, 16), (1, 2), 48), 16: ((16, 32, 32), (1, 2, 2), 40), 28: ((12,), (1,), 40)}
+        widths, strides, width = made.get(self.side, ((16, 32, 32), (2, 2, 2), 40))
+        return self.vit(width=width, stem=ConvStemConfig(widths, strides))
 
     def resnet(self) -> ResNetConfig:
         """The CNN; as many multiply-adds as `vit()`, within a tenth."""

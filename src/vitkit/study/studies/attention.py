@@ -173,9 +173,7 @@ class Heads(Study):
         low, high = trained[:, 0].min(axis=1).mean(), trained[:, 0].max(axis=1).mean()
         tail = f"it is open whether they differ more than those of the last layer ({spread(narrower, 1)})"
         if more := direction(narrower, "more", "less"):
-            tail = (
-                f"in the last layer they differ {more} ({narrower.mean:+.1f} pixels of spread, {spread(narrower, 1)})"
-            )
+            tail = f"in the last layer they differ {more} ({narrower.mean:+.1f} pixels, {spread(narrower, 1)})"
         paper = "the paper (only its lowest layers hold near and far heads)"
         second = f"heads of the first layer reach from {low:.1f} to {high:.1f} pixels; {tail}, "
         second += verdict(narrower, -1, paper)
@@ -202,9 +200,7 @@ class Heads(Study):
 class AttentionDistance(Study):
     name = "attention-distance"
     question = "Does attention reach farther with depth, and how does a CNN compare?"
-    varies = (
-        "attention distance over the layers of a trained deep ViT, and what the stages of a trained ResNet depend on"
-    )
+    varies = "attention distance over the layers of a deep ViT, and how far the stages of a ResNet depend on pixels"
     claim = "attention distance grows with depth; a CNN's receptive field does so by construction"
     source = "Dosovitskiy et al. 2021, figures 7 right and 11"
     fair = "the same steps, images and order; distance over 256 test images, the ResNet's by gradients over 64"

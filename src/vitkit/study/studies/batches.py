@@ -16,9 +16,7 @@ class Accumulation(Study):
     name = "gradient-accumulation-and-normalisation"
     question = "Is a batch computed in parts the same training?"
     varies = "layer and batch normalisation; a batch in one piece and in eight parts whose gradients are added up"
-    claim = (
-        "layer normalisation looks at one token alone, so parts change nothing; batch normalisation looks at the part"
-    )
+    claim = "layer normalisation looks at a token alone, so parts change nothing; batch normalisation sees the part"
     source = "Ba et al. 2016 and Ioffe and Szegedy 2015, without a number"
     fair = "the same start of the weights, learning rate, steps, images and order; equal multiply-adds"
     reference = "layer norm"

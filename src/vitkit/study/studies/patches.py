@@ -70,9 +70,7 @@ class PatchEmbed(Study):
     varies = "a linear map of flattened patches, a convolution of equal stride, a convolutional stem"
     claim = "the linear map and the convolution are the same function; a convolutional stem reaches more"
     source = "Dosovitskiy et al. 2021, section 3.1; of a stem Xiao et al. 2021 say that it gains 1 to 2 points"
-    fair = (
-        "the first two start from equal weights at one learning rate; the stem has equal multiply-adds within a tenth"
-    )
+    fair = "the first two start from equal weights at one rate; the stem has equal multiply-adds within a tenth"
     reference = CONV
     contrast = (STEM, CONV)
     curves = True
@@ -80,7 +78,7 @@ class PatchEmbed(Study):
 
     def arms(self, s: Setting) -> list[Arm]:
         linear = Arm(LINEAR, s.vit(), "linear-patches", rate_of=CONV)
-        return [Arm(CONV, s.vit(), "conv-patches"), linear, Arm(STEM, s.hybrid())]
+        return [Arm(CONV, s.vit(), "conv-patches"), linear, Arm(STEM, s.early_convolutions())]
 
     def find(self, table: Table) -> Finding:
         gaps = losses_apart(table, CONV, LINEAR)

@@ -105,11 +105,9 @@ class PositionsByPatchSize(Study):
     def arms(self, s: Setting) -> list[Arm]:
         sizes = {8: (4, 2, 1), 28: (14, 7, 4)}.get(s.side, (s.side // 2, s.side // 4, s.side // 8))
         return [
-            Arm(
-                f"patch {n}, {word}", s.vit(patch_size=n, positions=kind, depth=2), tags={"patch": n, "positions": word}
-            )
+            Arm(f"patch {n}, {word}", s.vit(patch_size=n, positions=k, depth=2), tags={"patch": n, "positions": word})
             for n in sizes
-            for word, kind in (("learned", "learned"), ("none", "none"))
+            for word, k in (("learned", "learned"), ("none", "none"))
         ]
 
     def compared(self, names: Sequence[str]) -> tuple[str, ...]:

@@ -60,9 +60,7 @@ class SelfSupervision(Study):
     name = "self-supervision"
     question = "Does predicting hidden patches help when few labels are known, and what should be predicted?"
     varies = "mean colour, 4x4 colours and pixels of masked patches (the paper's B.1.2), MAE; then few labels"
-    claim = (
-        "masked patch prediction gains 2 points over no pre-training; the three targets are alike, pixels a bit worse"
-    )
+    claim = "masked patch prediction gains 2 points over no pre-training; the targets are alike, pixels a bit worse"
     source = "Dosovitskiy et al. 2021, section 4.6 and B.1.2: 79.9% on ImageNet, 2 points more than from scratch"
     fair = "all images without labels, then the same few labelled ones; from scratch also as long as both together"
     reference = SCRATCH
