@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from studies_in_chinese import AGREES, DOUBTS, VERDICT, WORDS, compare
@@ -332,10 +333,10 @@ if __name__ == "__main__":
     for given in sys.argv[1:]:
         take(Path(given))
     with tempfile.TemporaryDirectory() as drawn:
-        for name in STUDIES:
-            if (found := result(name)) is not None:
+        for name, (folder, endings) in product(STUDIES, (("studies", ("json", "png")), (AGAIN, ("json",)))):
+            if (found := result(name, folder)) is not None:
                 write(found, Path(drawn))
-                for ending in ("json", "png"):
-                    shutil.copyfile(Path(drawn) / f"{name}.{ending}", DOCS / "studies" / f"{name}.{ending}")
+                for ending in endings:
+                    shutil.copyfile(Path(drawn) / f"{name}.{ending}", DOCS / folder / f"{name}.{ending}")
     for name, text in pages().items():
         (DOCS / name).write_text(text(), encoding="utf-8")
