@@ -27,7 +27,7 @@ def made_up(name: str, levels: dict[str, float], base: float = 0.9, **extra: Any
 
 def _measured(arm: str, measure: str) -> tuple[dict[str, Any], ...]:
     found: dict[str, Any] = {}
-    if measure == "shift":
+    if measure == "moved":
         found = {"shifts": [0, 4], "by_shift": [0.9, 0.8]}
     elif measure == "neighbours":
         found = {"alone": 0.9, "among": 0.9, "changed": 0.0, "differs_from_ours": 1e-7}

@@ -125,8 +125,8 @@ def test_changed_answers_are_counted(tiny: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_moving_images() -> None:
     image = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
-    assert moved(image, 1, 0)[0, 0].tolist() == [[0, 0, 0], [1, 2, 3], [4, 5, 6]]
-    assert moved(image, 0, -1)[0, 0].tolist() == [[2, 3, 0], [5, 6, 0], [8, 9, 0]]
+    assert moved(image, 1, 0)[0, 0].tolist() == [[1, 2, 3], [1, 2, 3], [4, 5, 6]]
+    assert moved(image, 0, -1)[0, 0].tolist() == [[2, 3, 3], [5, 6, 6], [8, 9, 9]]
     assert torch.equal(moved(image, 0, 0), image)
     assert shifts(28) == [0, 1, 2, 3, 4, 6, 7]
     assert shifts(8) == [0, 1, 2]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.data import normalise
@@ -72,8 +71,10 @@ def shifts(side: int) -> list[int]:
 
 
 def moved(images: Tensor, down: int, right: int) -> Tensor:
-    """Images moved by whole pixels; what comes in is black, what goes out is lost."""
-    return F.pad(images, (right, -right, down, -down))
+    """Images moved by whole pixels; their edge is repeated where they left, what goes out is lost."""
+    moves = zip(images.shape[-2:], (down, right), strict=True)
+    rows, columns = ((torch.arange(size) - by).clamp(0, size - 1) for size, by in moves)
+    return images[..., rows[:, None], columns]
 
 
 def by_shift(model: Model, sets: Sets) -> Measured:
@@ -174,5 +175,5 @@ def scores(model: Model, sets: Sets) -> Measured:
 
 
 MEASURES: dict[str, Callable[[Model, Sets], Measured]]
-MEASURES = {"shift": by_shift, "reach": reach, "neighbours": neighbours, "sizes": by_size}
+MEASURES = {"moved": by_shift, "reach": reach, "neighbours": neighbours, "sizes": by_size}
 MEASURES |= {"fewshot": few_shots, "norms": norms, "scores": scores}

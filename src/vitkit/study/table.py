@@ -38,16 +38,11 @@ class Setting:
         sizes |= {"classes": self.classes, "width": width, "depth": 3, "heads": 4, "mlp_width": 4 * width}
         return ViTConfig(**{**sizes, **changes})  # type: ignore[arg-type]
 
-    def hybrid(self) -> ViTConfig:
-        """A small residual stage before the patches; as many multiply-adds as `vit()`, within a tenth."""
-        width, depth = {8: (48, 3), 16: (44, 3), 28: (32, 3)}.get(self.side, (32, 2))
-        return self.vit(width=width, depth=depth, stem=StemConfig((1,), 4, "small"))
-
-    def early_convolutions(self) -> ViTConfig:
-        """Plain 3x3 convolutions before the patches; as many multiply-adds as `vit()`, within a tenth."""
+    def hybrid(self, share: float = 1.0) -> ViTConfig:
+        """Convolutions before the patches, all of `share` the width; multiply-adds as `vit()`, within a tenth."""
         made = {8: ((16, 16), (1, 2), 48), 16: ((16, 32, 32), (1, 2, 2), 40), 28: ((12,), (1,), 40)}
         widths, strides, width = made.get(self.side, ((16, 32, 32), (2, 2, 2), 40))
-        return self.vit(width=width, stem=ConvStemConfig(widths, strides))
+        return self.vit(round(share * width), stem=ConvStemConfig(tuple(round(share * w) for w in widths), strides))
 
     def resnet(self) -> ResNetConfig:
         """The CNN; as many multiply-adds as `vit()`, within a tenth."""

@@ -78,7 +78,7 @@ class PatchEmbed(Study):
 
     def arms(self, s: Setting) -> list[Arm]:
         linear = Arm(LINEAR, s.vit(), "linear-patches", rate_of=CONV)
-        return [Arm(CONV, s.vit(), "conv-patches"), linear, Arm(STEM, s.early_convolutions())]
+        return [Arm(CONV, s.vit(), "conv-patches"), linear, Arm(STEM, s.hybrid())]
 
     def find(self, table: Table) -> Finding:
         gaps = losses_apart(table, CONV, LINEAR)

@@ -89,15 +89,11 @@ class Scaling(Study):
     expected = 1
 
     def arms(self, s: Setting) -> list[Arm]:
-        hybrid, resnet, arms = s.hybrid(), s.resnet(), list[Arm]()
-        assert isinstance(hybrid.stem, StemConfig)
+        resnet, arms = s.resnet(), list[Arm]()
         for label, width in zip("SML", WIDTHS, strict=True):
             share = width / WIDTHS[1]
-            wide = round(share * hybrid.width / 4) * 4
-            stems = [_scaled(stem, share) for stem in (hybrid.stem, resnet.stem)]
-            models: dict[str, AnyConfig] = {"ViT": s.vit(width=width)}
-            models["hybrid"] = hybrid.replace(width=wide, mlp_width=4 * wide, stem=stems[0])
-            models["ResNet"] = resnet.replace(stem=stems[1])
+            models: dict[str, AnyConfig] = {"ViT": s.vit(width), "hybrid": s.hybrid(share)}
+            models["ResNet"] = resnet.replace(stem=_scaled(resnet.stem, share))
             arms += [Arm(f"{kind}, {label}", config, tags={"model": kind}) for kind, config in models.items()]
         return arms
 
@@ -147,7 +143,7 @@ class Shift(Study):
     expected = 1
 
     def arms(self, s: Setting) -> list[Arm]:
-        return [Arm(kind, config, measure="shift") for kind, config in _models(s).items()]
+        return [Arm(kind, config, measure="moved") for kind, config in _models(s).items()]
 
     def effects(self, table: Table) -> list[float]:
         vit, resnet = (_lost(table, name) for name in self.contrast)
