@@ -168,13 +168,16 @@ WORDS = {
     ),
     "why-a-class-token": Words(
         "为什么要分类 token，而不直接用某个图块的输出？",
-        "可学习的 token、始终为零的 token、第一个图块、平均",
+        "分类 token：可学习、始终为零、图块看不见它、只在最后一层读取；第一个图块；平均",
         "专用的 token 不属于任何图块，汇集的信息不会与图块自己的信息混在一起",
         f"{VIT}，3.1 节，沿用 BERT，没有给出数字",
         ("用第一个图块的输出", "分类 token "),
         (
             ("fixed class token", "class token", "始终为零、不参与学习的 token ", "可学习的 token "),
             ("mean", "class token", "平均池化", "分类 token "),
+            ("unseen class token", "class token", "图块看不见的分类 token ", "图块看得见的"),
+            ("class token, last block alone", "class token", "只在最后一层读取的分类 token ", "每层都读取的"),
+            ("mean, with a register", "mean", "多加一个不读取的 token 的平均池化", "普通的平均池化"),
         ),
     ),
     "patch-size": Words(

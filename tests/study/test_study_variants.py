@@ -81,6 +81,27 @@ def test_the_scale_after_the_softmax(images: Tensor) -> None:
     assert torch.allclose(width.encoder.blocks[0].attention(y), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("variant", ["unseen-token", "late-token"])
+def test_patches_do_not_see_the_token(variant: str, images: Tensor) -> None:
+    for model, seen in zip(pair(variant), (True, False), strict=True):
+        before = model.tokens(images)
+        with torch.no_grad():
+            model.class_token.neg_()  # type: ignore[union-attr]
+        moved = (model.tokens(images) - before).abs().amax(dim=(0, 2))  # of each token
+        assert moved[0] > 0.01
+        assert (moved[1:] > 0.01).all() if seen else (moved[1:] == 0).all()
+
+
+def test_a_late_token_meets_the_patches_as_it_was(images: Tensor) -> None:
+    """By hand: the last block sees the patches that the others made, and the token of the start."""
+    _, late = pair("late-token")
+    _, unseen = pair("unseen-token")
+    x, place = unseen.embedded(images)
+    before = unseen.features(images, layers=(1,))[0]
+    last = unseen.encoder.blocks[2](torch.cat([x[:, :1], before[:, 1:]], dim=1), place)
+    assert torch.allclose(late(images), unseen.head(unseen.norm(last)), atol=1e-5)
+
+
 def test_unknown_variants_are_named() -> None:
     with pytest.raises(Exception, match="no variant 'sideways'"):
         variants.apply(build(S.vit()), "sideways")

@@ -17,6 +17,8 @@ Those of attention start from the same weights as ours.
 `positions-beside` a quarter of the width holds the position, the rest the patch: concatenated instead of added
 `relative-fast`    a table of relative positions counts thirty times, so that it learns as much faster
 `fixed-token`      the class token stays what it is at the start, zero
+`unseen-token`     patches attend to patches alone: the class token reads them, and tells them nothing
+`late-token`       the same, and it reads in the last block alone; before that it stays what it was
 `first-patch`      the first patch is read in the place of a class token
 `batch-norm`       batch normalisation over images and tokens in the place of layer normalisation
 
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -151,6 +154,34 @@ def _fixed_token(model: ViT) -> None:
     model.class_token.requires_grad_(False)
 
 
+class Unseen(Attention):
+    def forward(self, x: Tensor, mask: Tensor | None = None, *more: Any, **others: Any) -> Tensor:
+        count = x.shape[1]
+        sees = x.new_ones(count, count, dtype=torch.bool)  # N N
+        sees[1:, 0] = False
+        return super().forward(x, sees, *more, **others)
+
+
+def _unseen_token(model: ViT) -> None:
+    for block in model.encoder.blocks:
+        block.attention.__class__ = Unseen
+
+
+def _late_token(model: ViT) -> None:
+    """Whatever the blocks before the last one made of the token is undone."""
+    _unseen_token(model)
+    blocks, kept = model.encoder.blocks, dict[str, Tensor]()
+
+    def keep(block: nn.Module, given: tuple[Tensor, ...]) -> None:
+        kept["token"] = given[0][:, :1]
+
+    def undo(block: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (torch.cat([kept.pop("token"), given[0][:, 1:]], dim=1), *given[1:])
+
+    blocks[0].register_forward_pre_hook(keep)
+    blocks[-1].register_forward_pre_hook(undo)
+
+
 class FastBias(RelativeBias):
     def offsets(self, grid: Size) -> Tensor:
         return 30 * super().offsets(grid)
@@ -199,6 +230,8 @@ VARIANTS: dict[str, Callable[[ViT], None]] = {
     "positions-beside": _beside,
     "relative-fast": _relative_fast,
     "fixed-token": _fixed_token,
+    "unseen-token": _unseen_token,
+    "late-token": _late_token,
     "first-patch": _first_patch,
     "batch-norm": _batch_norm,
 }

@@ -13,6 +13,7 @@ CLS, GAP = "class token", "mean"
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the learning rate that is best for the class token
 ADDED, BESIDE, NEITHER = "added", "concatenated", "no positions"
 PATCH, FIXED = "first patch", "fixed class token"
+UNSEEN, LATE, REGISTER = "unseen class token", "class token, last block alone", "mean, with a register"
 
 
 class HeadType(Study):
@@ -52,7 +53,7 @@ class HeadType(Study):
 class WhyClassToken(Study):
     name = "why-a-class-token"
     question = "Why a class token, and not the output of a patch?"
-    varies = "a learned class token, one that stays zero, the output of the first patch, the mean of all patches"
+    varies = "a class token; one that stays zero, that patches do not see, that reads once; the first patch; the mean"
     claim = "a token of its own belongs to no patch, so that what it collects is not mixed with what a patch must keep"
     source = "Dosovitskiy et al. 2021, section 3.1, after BERT, without a number"
     reference = CLS
@@ -60,15 +61,20 @@ class WhyClassToken(Study):
     expected = -1
 
     def arms(self, s: Setting) -> list[Arm]:
+        kinds = {CLS: "", FIXED: "fixed-token", UNSEEN: "unseen-token", LATE: "late-token"}
         bare = s.vit(pooling="mean", class_token=False)
-        tokens = [Arm(CLS, s.vit()), Arm(FIXED, s.vit(), "fixed-token")]
-        return [*tokens, Arm(PATCH, bare, "first-patch"), Arm(GAP, bare)]
+        means = [Arm(PATCH, bare, "first-patch"), Arm(GAP, bare), Arm(REGISTER, bare.replace(registers=1))]
+        return [*(Arm(name, s.vit(), variant) for name, variant in kinds.items()), *means]
 
     def find(self, table: Table) -> Finding:
-        patch, fixed, mean = (table.gap(name, CLS) for name in (PATCH, FIXED, GAP))
-        first = f"{compare('the output of the first patch', 'a class token', patch)}, {verdict(patch, -1, 'the claim')}"
-        second = f"{compare('a class token that never learns', 'one that does', fixed)}; "
-        second += compare("the mean of the patches", "a class token", mean)
+        patch, fixed, unseen, late, mean = (table.gap(name, CLS) for name in (PATCH, FIXED, UNSEEN, LATE, GAP))
+        first = f"{compare('the output of the first patch', 'a class token', patch)}, "
+        first += f"{verdict(patch, -1, 'the claim')}; "
+        first += compare("a class token that never learns", "one that does", fixed)
+        second = f"{compare('the mean of the patches', 'a class token', mean)}; what the token has over it: "
+        second += f"{compare('one that patches do not see', 'one that they see', unseen)}, "
+        second += f"{compare('one that reads in the last block alone', 'one that reads in all', late)}, "
+        second += compare("the mean with one more token that is not read", "without", table.gap(REGISTER, GAP))
         return Finding(f"A patch in the place of the class token: {gained(patch)}", first, second)
 
 
