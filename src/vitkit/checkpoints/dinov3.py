@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -81,13 +80,9 @@ def _unmasked(tensors: LazyTensors, foreign: LazyTensors) -> dict[str, tuple[tup
         match = re.fullmatch(r"encoder\.(blocks\.\d+\.)attention\.qkv\.bias", name)
         if match and f"{match[1]}attn.qkv.bias_mask" in foreign:
             ours = f"encoder.{match[1]}attention."
-            recipes[f"{ours}query_bias"] = ((name,), partial(_third, which=0))
-            recipes[f"{ours}value_bias"] = ((name,), partial(_third, which=2))
+            recipes[f"{ours}query_bias"] = ((name,), lambda t: t.chunk(3)[0].clone())
+            recipes[f"{ours}value_bias"] = ((name,), lambda t: t.chunk(3)[2].clone())
     return recipes
-
-
-def _third(tensor: Tensor, which: int) -> Tensor:
-    return tensor.chunk(3)[which].clone()
 
 
 def _rotary(foreign: LazyTensors, width: int, options: ModelOptions, notes: list[str]) -> Fields:

@@ -61,11 +61,7 @@ ENDS = (".weight", ".bias")
 
 def our_names() -> list[str]:
     """Every name that a map may give, with .* for .weight and .bias."""
-    return [*ROLES, *dict.fromkeys(_starred(name) for name in ROLES)]
-
-
-def _starred(name: str) -> str:
-    return re.sub(r"\.(weight|bias)$", ".*", name)
+    return [*ROLES, *dict.fromkeys(re.sub(r"\.(weight|bias)$", ".*", name) for name in ROLES)]
 
 
 def width_of(shapes: Iterable[Shape]) -> int:

@@ -8,26 +8,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitkit.checkpoints import reading
+from vitkit.checkpoints import clip, reading
 from vitkit.checkpoints.family import Checkpoint, Fields, Opened
 from vitkit.checkpoints.options import ModelOptions
-from vitkit.checkpoints.tensors import LazyTensors, NameMap, block
+from vitkit.checkpoints.tensors import LazyTensors, NameMap
 from vitkit.errors import CheckpointError
 from vitkit.model.config import RotaryConfig
 
-BLOCK, POOL = "transformer.resblocks.{i}.", {"attn.out_proj": "out", "layernorm": "norm"}
-POOL |= {"mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}
+POOL = {"attn.out_proj": "out", "layernorm": "norm", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}
 NAMES = NameMap(  # each after the prefix visual.
-    ("conv1.weight", "patches.weight"),
-    ("class_embedding", "class_token"),
-    ("positional_embedding", "positions.learned"),
-    ("ln_pre.*", "pre_norm.*"),
-    *block(BLOCK, norm1="ln_1.*", qkv="attn.in_proj_*", out="attn.out_proj.*", scale1="ls_1.gamma"),
-    *block(BLOCK, norm2="ln_2.*", up="mlp.c_fc.*", down="mlp.c_proj.*", scale2="ls_2.gamma"),
-    ("ln_post.*", "norm.*"),
+    *clip.NAMES.rows,
     ("attn_pool.probe", "head.pool.probe"),
+    ("attn_pool.attn.in_proj_weight", "head.pool.in.weight"),
+    ("attn_pool.attn.in_proj_bias", "head.pool.in.bias"),
     *((f"attn_pool.{theirs}.*", f"head.pool.{ours}.*") for theirs, ours in POOL.items()),
-    ("proj", "head.projection.weight"),
 )
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1536: 16}  # of the published models, by width
 PREFIXES = ("", "visual.", "module.visual.", "model.visual.")
@@ -48,12 +42,7 @@ def matches(opened: Opened) -> bool:
 def read(opened: Opened, options: ModelOptions) -> Checkpoint:
     notes: list[str] = []
     images = opened.tensors.tower(PREFIXES[1:], "conv1.weight", notes)
-    named = images.renamed(NAMES.ours).converted(_convert)
-    pool = {f"attn_pool.attn.in_proj_{kind}": kind for kind in ("weight", "bias")}
-    tensors = named.rebuilt(
-        {f"head.pool.query.{kind}": ((name,), _query) for name, kind in pool.items() if name in named}
-        | {f"head.pool.key_value.{kind}": ((name,), _key_value) for name, kind in pool.items() if name in named}
-    )
+    tensors = reading.pool_apart(images.renamed(NAMES.ours).converted(_convert))
     patch, width, fields = reading.body_of(tensors)
     size, _ = reading.image_size_of(tensors, [int("class_token" in tensors)], patch, options.image_size)
     pre: Fields = {"mean": (0.5,), "std": (0.5,), "fit": "squash", "interpolation": "bilinear"}
@@ -67,14 +56,6 @@ def _convert(name: str, tensor: Tensor) -> Tensor:
     if name in ("class_token", "head.pool.probe"):
         return tensor.reshape(-1, tensor.shape[-1])
     return tensor.T.contiguous() if name == "head.projection.weight" else tensor
-
-
-def _query(tensor: Tensor) -> Tensor:
-    return tensor[: len(tensor) // 3]
-
-
-def _key_value(tensor: Tensor) -> Tensor:
-    return tensor[len(tensor) // 3 :]
 
 
 def _heads(width: int, options: ModelOptions) -> int:

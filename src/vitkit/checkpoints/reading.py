@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from vitkit.checkpoints.family import Checkpoint, Fields
 from vitkit.checkpoints.options import ModelOptions
@@ -142,6 +143,15 @@ def assumed_size(patch: Size, wanted: Size | None, notes: list[str]) -> Size:
     h, w = 224 // patch[0] * patch[0], 224 // patch[1] * patch[1]
     notes.append(f"no position table (sin-cos, or none): the image size is not in the file, {h}x{w} is assumed")
     return h, w
+
+
+def pool_apart(tensors: LazyTensors) -> LazyTensors:
+    """Attention pooling with one matrix for query, key and value -> the query's, and the other two's."""
+    recipes: dict[str, tuple[tuple[str], Callable[[Tensor], Tensor]]] = {}
+    for name in [n for n in tensors if n.startswith("head.pool.in.")]:
+        recipes[name.replace(".in.", ".query.")] = ((name,), lambda t: t[: len(t) // 3])
+        recipes[name.replace(".in.", ".key_value.")] = ((name,), lambda t: t[len(t) // 3 :])
+    return tensors.rebuilt(recipes)
 
 
 def make_checkpoint(

@@ -162,7 +162,7 @@ def _shown(tensors: LazyTensors) -> Fields:
     if "head.pool.probe" in tensors:
         width = tensors.need("head.pool.mlp.down.weight", 2)[1]
         fields |= {"pooling": "map", "map_mlp_width": width if width != down[1] or up[0] != down[1] else 0}
-    tables = [word for word in ("positions.relative", f"{FIRST}relative") if _within(tensors, word)]
+    tables = [word for word in ("positions.relative", f"{FIRST}relative") if tensors.within(f"{word}.")]
     if len(tables) > 1:
         raise CheckpointError(f"not supported: {timm_models.BOTH_TABLES}")
     for relative in tables:
@@ -172,10 +172,6 @@ def _shown(tensors: LazyTensors) -> Fields:
         fields |= {"positions": word} | ({"relative_hidden": tensors.rows(mlp)} if mlp in tensors else {})
         return fields
     return fields | {"positions": "learned" if "positions.learned" in tensors else "none"}
-
-
-def _within(tensors: LazyTensors, part: str) -> bool:
-    return any(name.startswith(f"{part}.") for name in tensors)
 
 
 def _trained_size(args: Table, pretrained: Table, options: ModelOptions) -> Size | None:

@@ -6,12 +6,12 @@ Alone, in a classifier, or inside a model with a text tower, which `vitkit zeros
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from vitkit.checkpoints import reading
 from vitkit.checkpoints.family import Fields, Table
 from vitkit.checkpoints.huggingface.kind import HALF, Kind, has_head, neutral_value, never, refuse
 from vitkit.checkpoints.tensors import LazyTensors, NameMap, block
@@ -66,10 +66,6 @@ def _clip(tensors: LazyTensors, about: Table) -> Fields:
     return fields | {"pooling": "mean" if mean else "cls", "final_norm": not mean}
 
 
-def _clip_about(config: ViTConfig) -> Fields:
-    return {"projection_dim": config.projection} if config.projection else {}
-
-
 def _without_norm(tensors: LazyTensors, about: Table) -> LazyTensors:
     """A classifier's post_layernorm is in the file, but nothing reads it."""
     if _CLASSIFIES not in tensors or not has_head(about):
@@ -90,14 +86,10 @@ def _siglip(tensors: LazyTensors, about: Table) -> Fields:
 
 
 def _siglip_head(tensors: LazyTensors, about: Table) -> LazyTensors:
-    """One matrix for query, key and value -> two; nothing where a classifier stands in the head's place."""
+    """The head's query apart; nothing where a classifier stands in the head's place."""
     if _CLASSIFIES in tensors and has_head(about):
         return tensors.renamed(lambda name: None if name.startswith("head.pool.") else name)
-    recipes: dict[str, tuple[tuple[str], Callable[[Tensor], Tensor]]] = {}
-    for name in [n for n in tensors if n.startswith("head.pool.in.")]:
-        recipes[name.replace(".in.", ".query.")] = ((name,), lambda t: t[: len(t) // 3])
-        recipes[name.replace(".in.", ".key_value.")] = ((name,), lambda t: t[len(t) // 3 :])
-    return tensors.rebuilt(recipes)
+    return reading.pool_apart(tensors)
 
 
 def _siglip_pack(tensors: dict[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
@@ -109,10 +101,6 @@ def _siglip_pack(tensors: dict[str, Tensor], config: ViTConfig) -> dict[str, Ten
 
 def _siglip_about(config: ViTConfig) -> Fields:
     return {"vision_use_head": config.pooling == "map"}
-
-
-def _siglip2(tensors: LazyTensors, about: Table) -> Fields:
-    return _siglip(tensors, about) | {"position_resize": "siglip2"}
 
 
 def _siglip2_about(config: ViTConfig) -> Fields:
@@ -159,15 +147,15 @@ _FLAT = {"class_token": 1, "positions.learned": 2}
 _UNUSED = r"embeddings\.position_ids"
 _clip_kind = Kind("clip_vision_model", CLIP, _clip, "CLIPVisionModel", "CLIPForImageClassification", "vision_model.")
 _clip_kind = replace(_clip_kind, defaults=_VISION, axes=_FLAT, left_out=_UNUSED, statistics=STATISTICS)
-_clip_kind = replace(_clip_kind, about=_clip_about, unpack=_without_norm, pack=_with_norm, holds=lambda c: c.pre_norm)
+_clip_kind = replace(_clip_kind, unpack=_without_norm, pack=_with_norm, holds=lambda c: c.pre_norm)
+_clip_kind = replace(_clip_kind, about=lambda c: {"projection_dim": c.projection} if c.projection else {})
 _clip_kind = replace(_clip_kind, projected="CLIPVisionModelWithProjection")
 _siglip_kind = Kind("siglip_vision_model", SIGLIP, _siglip, "SiglipVisionModel", "SiglipForImageClassification")
 _siglip_kind = replace(_siglip_kind, prefix="vision_model.", about=_siglip_about, defaults=_SIGLIP, axes=_FLAT)
 _siglip_kind = replace(_siglip_kind, unpack=_siglip_head, pack=_siglip_pack, left_out=_UNUSED, statistics=HALF)
 _siglip_kind = replace(_siglip_kind, holds=lambda c: c.position_resize != "siglip2")
-_siglip2_kind = replace(
-    _siglip_kind, about=_siglip2_about, type="siglip2_vision_model", base="Siglip2VisionModel", fields=_siglip2
-)
+_siglip2_kind = replace(_siglip_kind, about=_siglip2_about, type="siglip2_vision_model", base="Siglip2VisionModel")
+_siglip2_kind = replace(_siglip2_kind, fields=lambda *of: _siglip(*of) | {"position_resize": "siglip2"})
 _siglip2_kind = replace(
     _siglip2_kind, unpack=_linear_patches, pack=_linear_pack, holds=lambda c: c.position_resize == "siglip2"
 )

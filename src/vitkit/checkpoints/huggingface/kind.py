@@ -34,18 +34,6 @@ def never(config: ViTConfig) -> bool:
     return False
 
 
-def _nothing(config: ViTConfig) -> Fields:
-    return {}
-
-
-def _unpacked(tensors: LazyTensors, about: Table) -> LazyTensors:
-    return tensors
-
-
-def _packed(tensors: dict[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
-    return tensors
-
-
 @dataclass(frozen=True)
 class Kind:
     """A row: how one `model_type` is read and, for the configurations that it `holds`, written."""
@@ -56,13 +44,13 @@ class Kind:
     base: str  # the class without a classifier
     classifier: str = ""  # the class with one
     prefix: str = ""  # of the tower inside the latter
-    about: Callable[[ViTConfig], Fields] = _nothing  # the inverse of `fields`
+    about: Callable[[ViTConfig], Fields] = lambda config: {}  # the inverse of `fields`
     defaults: Fields = field(default_factory=dict)
     alias: tuple[str, str] = (r"^layers(?=\.\d+\.)", "encoder.layer")  # names in memory -> names on disk
     left_out: str = r"embeddings\.mask_token"  # tensors that are no part of the ViT
     axes: Mapping[str, int] = field(default_factory=dict)  # of tokens and tables on disk; 3 for the others
-    unpack: Callable[[LazyTensors, Table], LazyTensors] = _unpacked  # what names alone cannot translate
-    pack: Callable[[dict[str, Tensor], ViTConfig], dict[str, Tensor]] = _packed  # and back
+    unpack: Callable[[LazyTensors, Table], LazyTensors] = lambda tensors, about: tensors  # where names are not enough
+    pack: Callable[[dict[str, Tensor], ViTConfig], dict[str, Tensor]] = lambda tensors, config: tensors  # and back
     holds: Callable[[ViTConfig], bool] = lambda config: True
     statistics: Fields = field(default_factory=lambda: reading.IMAGENET)  # where there is no preprocessor_config.json
     neutral: str = ""  # tensors of ours that the kind has not: identity, ones and zeros stand for them

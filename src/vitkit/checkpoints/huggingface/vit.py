@@ -64,10 +64,6 @@ def _pooler(config: ViTConfig) -> Fields:
     return {"pooler_output_size": config.pre_logits, "pooler_act": "tanh"} if config.pre_logits else {}
 
 
-def _ijepa(tensors: LazyTensors, about: Table) -> Fields:
-    return {"pooling": "mean"}
-
-
 def _one_head(tensors: LazyTensors, about: Table) -> LazyTensors:
     """DeiT with one classifier, or none, never reads its distillation token: for us that is a register."""
     one = "head.distilled.weight" not in tensors
@@ -119,14 +115,6 @@ def _pixio_pack(tensors: dict[str, Tensor], config: ViTConfig) -> dict[str, Tens
     return {**tensors, "class_token": torch.cat(tokens)}
 
 
-def _pixio(tensors: LazyTensors, about: Table) -> Fields:
-    return {"pooling": "mean-prefix"}
-
-
-def _pixio_about(config: ViTConfig) -> Fields:
-    return {"n_cls_tokens": config.prefix_tokens, "mlp_ratio": _whole_ratio(config, False)}
-
-
 def _yolos(tensors: LazyTensors, about: Table) -> Fields:
     refuse(about, use_mid_position_embeddings=False)  # a table added after each block
     return {}
@@ -157,14 +145,8 @@ def _detection_last(tensors: dict[str, Tensor], config: ViTConfig) -> dict[str, 
 _EPSILON: Fields = {"layer_norm_eps": 1e-6}
 _DINOV2: Fields = {**_EPSILON, "layerscale_value": 1.0, "use_swiglu_ffn": False, "mlp_ratio": 4}
 _YOLOS: Fields = {"image_size": (512, 864), "num_detection_tokens": 100, "use_mid_position_embeddings": True}
-_PIXIO: Fields = {
-    **_EPSILON,
-    "hidden_size": 1280,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "image_size": 256,
-}
-_PIXIO |= {"n_cls_tokens": 8, "mlp_ratio": 4}
+_PIXIO: Fields = {**_EPSILON, "hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16}
+_PIXIO |= {"image_size": 256, "n_cls_tokens": 8, "mlp_ratio": 4}
 _TANH: Fields = {"pooler_act": "tanh"}
 _MASKED = r"embeddings\.mask_token|decoder\..*"
 _DETECTION = r"class_labels_classifier\..*|bbox_predictor\..*"
@@ -178,13 +160,14 @@ _dino = replace(
 _registers = Kind("dinov2_with_registers", DINOV2, _dinov2, "Dinov2WithRegistersModel", about=_dinov2_about)
 _registers = replace(_registers, prefix="dinov2_with_registers.", defaults=_DINOV2 | {"num_register_tokens": 4})
 _registers = replace(_registers, classifier="Dinov2WithRegistersForImageClassification")
+_ijepa = Kind("ijepa", NAMES, lambda *_: {"pooling": "mean"}, "IJepaModel", prefix="ijepa.", defaults=_TANH)
 KINDS = [
     replace(_vit, defaults=_TANH, left_out=_MASKED, statistics=HALF),
     replace(_deit, holds=lambda c: c.registers == 1),
     replace(_deit, names=DISTILLED, classifier=f"{_deit.classifier}WithTeacher", holds=lambda c: c.distillation_token),
     Kind("vit_mae", NAMES, _plain, "ViTMAEModel", left_out=_MASKED, holds=never),
     Kind("vit_msn", NAMES, _plain, "ViTMSNModel", defaults=_EPSILON, holds=never),
-    Kind("ijepa", NAMES, _ijepa, "IJepaModel", "IJepaForImageClassification", "ijepa.", defaults=_TANH),
+    replace(_ijepa, classifier="IJepaForImageClassification"),
     _dino,
     replace(_dino, names=SWIGLU, holds=lambda c: not c.registers and c.activation == "swiglu"),
     replace(_registers, holds=lambda c: c.registers > 0 and c.activation != "swiglu"),
@@ -206,9 +189,9 @@ KINDS = [
     Kind(
         "pixio",
         PIXIO,
-        _pixio,
+        lambda tensors, about: {"pooling": "mean-prefix"},
         "PixioModel",
-        about=_pixio_about,
+        about=lambda c: {"n_cls_tokens": c.prefix_tokens, "mlp_ratio": _whole_ratio(c, False)},
         defaults=_PIXIO,
         unpack=_pixio_tokens,
         pack=_pixio_pack,
