@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class VitkitError(Exception):
@@ -94,3 +94,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean a or b?' for the known names nearest to `word`, or '' when none is near."""
     near = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
     return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def check_one_of(word: object, known: Collection[str], wrong: str) -> None:
+    """An error that begins with `wrong`, and ends with the choices, for a word that is not known."""
+    if word not in known:
+        raise ConfigError(f"{wrong}.{did_you_mean(str(word), known)} Choose one of: {', '.join(known)}")

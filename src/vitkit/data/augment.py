@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.data.keys import Keys, uniforms
-from vitkit.errors import ConfigError, did_you_mean
+from vitkit.errors import ConfigError, check_one_of, did_you_mean
 
 Crop = Literal["auto", "resized", "pad", "none"]
 Policy = Literal["none", "randaugment", "trivial", "three"]
@@ -49,9 +49,7 @@ class Augment:
     def __post_init__(self) -> None:
         for name, words in (("crop", get_args(Crop)), ("policy", get_args(Policy))):
             value = getattr(self, name)
-            if value not in words:
-                hint = did_you_mean(str(value), words)
-                raise ConfigError(f"augment.{name}={value!r} is not known.{hint} Choose one of: {', '.join(words)}")
+            check_one_of(value, words, f"augment.{name}={value!r} is not known")
         for name in ("flip", "erase", "jitter", "padding"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"augment.{name}={getattr(self, name)} must be between 0 and 1")
@@ -83,9 +81,7 @@ PRESETS: dict[str, Augment] = {
 
 def preset(name: str, **knobs: object) -> Augment:
     """A preset by name, with single knobs turned: preset("light", flip=0.0)."""
-    if name not in PRESETS:
-        hint = did_you_mean(name, PRESETS)
-        raise ConfigError(f"there is no augmentation preset {name!r}.{hint} Choose one of: {', '.join(PRESETS)}")
+    check_one_of(name, PRESETS, f"there is no augmentation preset {name!r}")
     values = vars(PRESETS[name])
     for knob in knobs:
         if knob not in values:

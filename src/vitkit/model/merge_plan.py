@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vitkit.errors import ConfigError, did_you_mean
+from vitkit.errors import ConfigError, check_one_of
 
 METHODS = ["tome", "pitome", "prune"]  # rows of `merging.MERGINGS`
 SCHEDULES: dict[str, Callable[[float], float]] = {  # share of the depth -> share of all that will have vanished by then
@@ -35,8 +35,8 @@ class MergePlan:
         if "+" in count:
             return cls._of_each_block(spec, method, count, schedule)
         schedule = schedule or "constant"
-        _known(spec, method, METHODS)
-        _known(spec, schedule, list(SCHEDULES))
+        check_one_of(method, METHODS, f"merge={spec!r}: {method!r} is not known")
+        check_one_of(schedule, SCHEDULES, f"merge={spec!r}: {schedule!r} is not known")
         try:
             per_block = int(count)
         except ValueError:
@@ -47,7 +47,7 @@ class MergePlan:
 
     @classmethod
     def _of_each_block(cls, spec: int | str, method: str, counts: str, schedule: str) -> MergePlan:
-        _known(spec, method, METHODS)
+        check_one_of(method, METHODS, f"merge={spec!r}: {method!r} is not known")
         parts = counts.split("+")
         if schedule or not all(part.isdecimal() for part in parts):
             raise ConfigError(f"merge={spec!r}: write the patches of each block, joined by +, such as tome:0+4+8")
@@ -72,9 +72,3 @@ class MergePlan:
         total, until = self.per_block * depth, SCHEDULES[self.schedule]
         ends = [round(total * until(i / depth)) for i in range(depth + 1)]
         return tuple(after - before for before, after in pairwise(ends))
-
-
-def _known(spec: int | str, word: str, known: list[str]) -> None:
-    if word not in known:
-        hint = did_you_mean(word, known)
-        raise ConfigError(f"merge={spec!r}: {word!r} is not known.{hint} Choose one of: {', '.join(known)}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.checkpoints.load import load
 from vitkit.checkpoints.options import ModelOptions
-from vitkit.errors import ConfigError, did_you_mean
+from vitkit.errors import ConfigError, check_one_of
 from vitkit.io import sha256
 from vitkit.model.base import Outputs, VisionModel
 from vitkit.model.config import AnyConfig
@@ -40,9 +40,7 @@ class Features(nn.Module):
         self.model, self.config = model, model.config
         by_head = isinstance(model, ViT) and model.config.pooling in ("cls", "cls+mean")
         self.kind = kind or ("cls" if by_head else "mean")  # by default what the model's own head reads
-        if self.kind not in FEATURES:
-            hint = did_you_mean(self.kind, FEATURES)
-            raise ConfigError(f"there are no features {self.kind!r}.{hint} Choose one of: {', '.join(FEATURES)}")
+        check_one_of(self.kind, FEATURES, f"there are no features {self.kind!r}")
         if self.kind == "cls" and isinstance(model, ViT) and model.class_token is None:
             raise ConfigError("the model has no class token; take --features mean, or tokens")
         if self.kind not in ("mean", "pooled") and not isinstance(model, ViT):

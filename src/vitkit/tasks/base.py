@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitkit.data import Augment, Source
 from vitkit.data.keys import Keys
-from vitkit.errors import ConfigError, did_you_mean
+from vitkit.errors import ConfigError, check_one_of
 from vitkit.model.base import OutputKind, Outputs
 from vitkit.model.build import Model
 from vitkit.progress import SILENT, Progress
@@ -89,9 +89,7 @@ class Task:
     def __init__(self, outputs: Outputs, count: int, settings: Settings | None = None) -> None:
         self.outputs, self.count, self.settings = outputs, count, settings or Settings()
         self.loss_name = loss = self.settings.loss or self.losses[0]
-        if loss not in self.losses:
-            hint = f"{did_you_mean(loss, self.losses)} Choose one of: {', '.join(self.losses)}"
-            raise ConfigError(f"loss={loss!r} is none of the task {self.name}.{hint}")
+        check_one_of(loss, self.losses, f"loss={loss!r} is none of the task {self.name}")
 
     @classmethod
     def of_data(cls, source: Source, settings: Settings) -> Task:

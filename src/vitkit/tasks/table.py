@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from vitkit.data import Dataset, Source, open_data
-from vitkit.errors import ConfigError, did_you_mean
+from vitkit.errors import ConfigError, check_one_of
 from vitkit.model.base import OutputKind, Outputs, VisionModel
 from vitkit.progress import SILENT, Progress
 from vitkit.tasks.base import Settings, Task
@@ -26,9 +26,7 @@ METHODS = tuple(name for name, task in TASKS.items() if task.pretrains)  # of `v
 
 
 def check_method(name: str) -> None:
-    if name not in METHODS:
-        hint = f"{did_you_mean(name, METHODS)} Choose one of: {', '.join(METHODS)}"
-        raise ConfigError(f"there is no method of pre-training called {name!r}.{hint}")
+    check_one_of(name, METHODS, f"there is no method of pre-training called {name!r}")
 
 
 def task_of(model: nn.Module, labels: OutputKind | None = None) -> Task:
@@ -58,8 +56,8 @@ def open_data_for(
 def task_of_data(source: Source, name: str, settings: Settings) -> Task:
     """The task of this name, or the one that the labels of the data ask for."""
     kind = source.label_kind
-    if name and name not in TASKS:
-        raise ConfigError(f"there is no task {name!r}.{did_you_mean(name, TASKS)} Choose one of: {', '.join(TASKS)}")
+    if name:
+        check_one_of(name, TASKS, f"there is no task {name!r}")
     task = TASKS[name] if name else next(t for t in TASKS.values() if t.kind == kind)
     if task.kind not in (None, kind):
         raise ConfigError(f"the task {name} needs {task.kind}, and {source.name} has {kind}; leave out --task")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitkit.data.augment import Augment, preset
-from vitkit.errors import ConfigError, did_you_mean
+from vitkit.errors import ConfigError, check_one_of, did_you_mean
 from vitkit.io import parse_json
 from vitkit.model.config import Size, as_size
 from vitkit.model.jsonable import Json, Jsonable
@@ -119,9 +119,8 @@ class TrainConfig(Jsonable):
             self._set(name, (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given)
         self.check_fields()
         for name, table in TABLES.items():
-            if (word := getattr(self, name)) and word not in table:
-                hint = f"{did_you_mean(word, table)} Choose one of: {', '.join(table)}"
-                raise ConfigError(f"{name}={word!r} is not known.{hint}")
+            if word := getattr(self, name):
+                check_one_of(word, table, f"{name}={word!r} is not known")
         for names, fits, rule in _RANGES:
             for name in names:
                 if not fits(getattr(self, name)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vitkit.data.augment import Augment
-from vitkit.errors import ConfigError, did_you_mean
+from vitkit.errors import ConfigError, check_one_of
 from vitkit.model.jsonable import Json
 from vitkit.training.config import TrainConfig
 
@@ -82,9 +82,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def find(name: str) -> Recipe:
-    if name not in RECIPES:
-        hint = did_you_mean(name, RECIPES)
-        raise ConfigError(f"--recipe {name} is not known.{hint} Choose one of: {', '.join(RECIPES)}")
+    check_one_of(name, RECIPES, f"--recipe {name} is not known")
     return RECIPES[name]
 
 

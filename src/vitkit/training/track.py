@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vitkit import __version__
-from vitkit.errors import ConfigError, TrainError, did_you_mean
+from vitkit.errors import TrainError, check_one_of
 from vitkit.io import parse_json, write_json
 from vitkit.training.config import TrainConfig
 from vitkit.training.log import read
@@ -148,9 +148,7 @@ class Trackers:
 
 def check_trackers(names: Sequence[str]) -> None:
     for name in names:
-        if name not in TRACKERS:
-            hint = f"{did_you_mean(name, TRACKERS)} Choose one of: {', '.join(TRACKERS)}"
-            raise ConfigError(f"--track {name} is not known.{hint}")
+        check_one_of(name, TRACKERS, f"--track {name} is not known")
         TRACKERS[name].check()
 
 
