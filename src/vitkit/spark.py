@@ -42,11 +42,7 @@ def schema(model: Loadable, *, keep: Mapping[str, str] | None = None, **options:
     opened = ColumnPredictor(model, **options)  # type: ignore[arg-type]
     features = "array<float>" if opened.dimensions == 1 else "array<array<float>>"
     own = {name: _KINDS.get(kind, features) for name, kind in opened.columns.items()}
-    return ", ".join(f"{_quoted(name)} {kind}" for name, kind in {**(keep or {}), **own}.items())
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
+    return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in {**(keep or {}), **own}.items())
 
 
 @lru_cache(maxsize=4)

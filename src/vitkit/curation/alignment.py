@@ -37,7 +37,8 @@ def agreement(images: np.ndarray, others: np.ndarray, start: np.ndarray) -> tupl
             return score.numpy(), theta.numpy()
         image, template = (detail(F.adaptive_avg_pool2d(x[alive], side)) for x in (a, b))
         theta[alive] = register(image, template, theta[alive], iterations)
-        overlap = _overlap(image, template, theta[alive])
+        read, inside = sampled(image, theta[alive])
+        overlap = read[:, 0], template[:, 0], inside  # B s s each
         keep = weighted_correlation(*overlap) > _EARLY
         score[alive[~keep]] = 0
         alive = alive[keep]
@@ -101,11 +102,6 @@ def sampled(image: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
     grid = (theta @ _coordinates(side)).mT.unflatten(1, (side, side))  # B s s 2
     inside = (grid.abs() <= 1).all(dim=-1).float()
     return F.grid_sample(image, grid, align_corners=False, padding_mode="border"), inside
-
-
-def _overlap(image: Tensor, template: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    read, inside = sampled(image, theta)
-    return read[:, 0], template[:, 0], inside  # B s s each
 
 
 def weighted_correlation(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:

@@ -279,17 +279,11 @@ class _Building:
             with (folder / "samples.jsonl").open("w", encoding="ascii") as file:
                 for i in good:
                     file.write(json.dumps([of.paths[i], labels[i], of.splits[i], keys[i]]) + "\n")
-            files = {f: _about_file(folder / f) for f in ("features.npy", "samples.jsonl")}
+            made = [folder / name for name in ("features.npy", "samples.jsonl")]
+            files = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in made}
             digest = digest_of([keys[i] for i in good], self.opened.identity, self.opened.features)
-            sizes = {"count": len(good), "width": width, "digest": digest}
-            header = {
-                "format": FORMAT,
-                "version": VERSION,
-                **self.about,
-                **sizes,
-                "bad": self._bad(reasons),
-                "files": files,
-            }
+            header = {"format": FORMAT, "version": VERSION, **self.about, "count": len(good), "width": width}
+            header |= {"digest": digest, "bad": self._bad(reasons), "files": files}
             write_json(folder / "about.json", header)
 
     def _blocks(self, job: Job, good: list[int]) -> Iterator[np.ndarray]:
@@ -321,10 +315,6 @@ def _write_features(path: Path, blocks: Iterator[np.ndarray], count: int) -> int
                 np.lib.format.write_array_header_1_0(file, header)
             file.write(block.tobytes())
     return width
-
-
-def _about_file(path: Path) -> dict[str, object]:
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def open_index(path: str | Path) -> Index:

@@ -50,16 +50,13 @@ def _nearest(base: np.ndarray, queries: np.ndarray, top: int) -> Found:
     for low in range(0, len(base), _ROWS):
         block = queries @ np.asarray(base[low : low + _ROWS]).T  # M n
         few = min(top, block.shape[1])
-        best = np.argpartition(-block, few - 1, axis=1)[:, :few] if few < block.shape[1] else _every(block)
+        every = np.broadcast_to(np.arange(block.shape[1]), block.shape)
+        best = np.argpartition(-block, few - 1, axis=1)[:, :few] if few < block.shape[1] else every
         rows = np.concatenate([rows, best + low], axis=1)
         scores = np.concatenate([scores, np.take_along_axis(block, best, axis=1)], axis=1)
         order = np.lexsort((rows, -scores), axis=1)[:, :top]
         rows, scores = np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
     return rows, scores
-
-
-def _every(block: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(np.arange(block.shape[1]), block.shape)
 
 
 def _faiss(optional: bool = False) -> bool:

@@ -6,6 +6,7 @@ killed continues as if it had not been. Bad runs are stopped early by the same r
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def search(
     assign(config, [f"{key}={_first(one)}" for key, one in space.items()])  # a wrong name is an error at once
     about = {"search": "optuna", "searched": list(searched), "base": {**config.to_dict(), "out": ""}}
     with only_one(out / ".lock", f"the sweep in {out}", "choose another folder with --out"):
-        claim(out, parse_json(_json(about)), resume)
+        claim(out, parse_json(json.dumps(about)), resume)
         tried = _read(out / FILE)
         for number in range(1, count + 1):
             trials = [trial_of(out, n, settings) for n, settings in enumerate(tried, start=1)]
@@ -134,9 +135,3 @@ def _read(path: Path) -> list[tuple[str, ...]]:
         return [tuple(str(word) for word in one) for one in parse_json(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError) as e:
         raise TrainError(f"{path} cannot be read ({e}); choose another folder with --out") from e
-
-
-def _json(about: object) -> str:
-    import json
-
-    return json.dumps(about)

@@ -76,10 +76,14 @@ class Parts:
         return len(self.test.source) / max(1, len(self.validation.source))
 
     @property
+    def held_out(self) -> dict[str, Loader]:
+        loaders = {"validation": self.validation, "test": self.test}
+        return {name: loader for name, loader in loaders.items() if loader is not None}
+
+    @property
     def evaluated_images(self) -> dict[str, tuple[int, int]]:
         """How many images are evaluated, and how many the split has; of validation and test."""
-        loaders = {"validation": self.validation, "test": self.test}
-        sources = {name: loader.source for name, loader in loaders.items() if loader is not None}
+        sources = {name: loader.source for name, loader in self.held_out.items()}
         return {name: (len(s), s.splits.get(s.split, len(s))) for name, s in sources.items()}
 
     def on_input(self, model: nn.Module) -> nn.Module:

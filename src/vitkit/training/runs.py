@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 from vitkit.data.dataset import Dataset
@@ -65,13 +66,8 @@ class Run:
         model = self.config.get("model") or self.config.get("init") or ""
         numbers = {"metric": self.metric, "best": self.best, "test": test, "steps": self.result.get("steps")}
         numbers |= {"seconds": self.result.get("seconds"), "started": self.started}
-        return {
-            "run": str(self.folder),
-            "state": self.state,
-            "data": self.config.get("data", ""),
-            "model": model,
-            **numbers,
-        }
+        named = {"run": str(self.folder), "state": self.state, "data": self.config.get("data", ""), "model": model}
+        return {**named, **numbers}
 
 
 def find_runs(folders: Iterable[str | Path]) -> list[Run]:
@@ -92,7 +88,7 @@ def read_run(folder: Path) -> Run | None:
         about = read_json(path)
         if not isinstance(about, dict) or not isinstance(about.get("train"), dict):
             return None
-        started = _utc(path.stat().st_mtime)
+        started = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).strftime("%Y-%m-%d %H:%M")
     except (OSError, ValueError) as e:
         return Run(folder, {}, f"config.json cannot be read ({e})", {}, "")
     try:
@@ -122,12 +118,6 @@ def looks_at(model: str, data: Dataset, split: str) -> int:
         return 0
     looks = sum(any(key.startswith("val_") for key in line) for line in read(folder / "log.jsonl"))
     return looks if looks > 1 else 0
-
-
-def _utc(seconds: float) -> str:
-    from datetime import datetime, timezone
-
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
 
 
 def sort_runs(runs: Sequence[Run], key: str) -> list[Run]:

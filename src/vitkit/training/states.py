@@ -63,7 +63,7 @@ def decide(parts: Parts) -> list[str]:
     config, count = parts.config, frozen_blocks(parts.config)
     if config.states == "each" or not count:
         return []
-    splits = {"train": parts.loader.source, **{n: x.source for n, x in evaluated(parts).items()}}
+    splits = {"train": parts.loader.source, **{n: x.source for n, x in parts.held_out.items()}}
     images = images_seen({name: len(source) for name, source in splits.items()}, config)
     reason = excluded(parts, images)
     every = len(parts.loader.source) * views_of(config)
@@ -78,11 +78,6 @@ def decide(parts: Parts) -> list[str]:
     seen = f"{views} augmented views of every image" if (views := views_of(config)) > 1 else "every image"
     kept = f"computed once for {seen} and kept while the run lasts: {size:.2g} GB"
     return [f"states: after the {count} frozen blocks, {kept} (else: --set states=each)"]
-
-
-def evaluated(parts: Parts) -> dict[str, Loader]:
-    loaders = {"validation": parts.validation, "test": parts.test}
-    return {name: loader for name, loader in loaders.items() if loader is not None}
 
 
 def row_bytes(parts: Parts) -> int:
@@ -168,9 +163,9 @@ def keep(loop: Loop, watcher: Watcher) -> bool:
             shutil.rmtree(other, ignore_errors=True)
     found: list[tuple[Loader, list[Kept]]] = []
     training = [parts.loader] * views_of(config)
-    names = ["train"] * len(training) + list(evaluated(parts))
+    names = ["train"] * len(training) + list(parts.held_out)
     with stop_signals(loop):
-        for number, (name, loader) in enumerate(zip(names, [*training, *evaluated(parts).values()], strict=True)):
+        for number, (name, loader) in enumerate(zip(names, [*training, *parts.held_out.values()], strict=True)):
             view = number if name == "train" else 0
             kept = _kept(loop, loader, folder / f"{name}-{view}.f32", view, watcher)
             if kept.ended:

@@ -186,7 +186,8 @@ class AuthMiddleware:
         computing, and its form comes without an origin.
         """
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
-        own = site in ("same-origin", "none") if site else origin in (None, *_origins(request))
+        host = request.headers.get("host", "")
+        own = site in ("same-origin", "none") if site else origin in (None, f"http://{host}", f"https://{host}")
         by_token_page = request.scope["path"] == "/"
         if request.method in SAFE or own or by_token_page or origin in self.settings.cors or "*" in self.settings.cors:
             return
@@ -225,11 +226,6 @@ async def _no_token(request: Request, token: str, intake: Intake) -> Response | 
     answer = RedirectResponse(f"/?{query}" if query else "/", 303)
     answer.set_cookie(COOKIE, key, max_age=30 * 24 * 3600, httponly=True, samesite="strict")
     return answer
-
-
-def _origins(request: Request) -> tuple[str, str]:
-    host = request.headers.get("host", "")
-    return f"http://{host}", f"https://{host}"
 
 
 def _same(sent: str, wanted: str) -> bool:

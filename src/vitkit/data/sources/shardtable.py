@@ -150,15 +150,12 @@ class _Folder:
     def parts(self) -> dict[str, Part]:
         """Of every file: out of an index, or from its headers."""
         found: dict[str, Part] = {**self._fresh()}
-        if len(found) < len(self.files) and self._is_worth_it(found):
+        if len(found) < len(self.files) and (found or self._size(self.files) >= _WORTH):
             with suppress(WriteError, OSError):  # a disk that is full or read-only: it works without an index
                 self._update()
                 found = {**self._fresh()}
         missing = [file for file in self.files if file not in found]
         return found | {file: scan(file) for file in self.progress.track(missing, "reading the headers of shards")}
-
-    def _is_worth_it(self, found: dict[str, Part]) -> bool:
-        return bool(found) or self._size(self.files) >= _WORTH
 
     @staticmethod
     def _size(files: Sequence[str]) -> int:
