@@ -17,16 +17,8 @@ from vitkit.model.config import StemConfig, ViTConfig
 _PLAIN = ["vit_base_patch16_224", "deit_base_distilled_patch16_224"]  # for models that need nothing special
 _ROPE = {"grid": "cat", "box": "dinov3", "mixed": "mixed"}
 # What changes no result at the trained size, or is compared otherwise.
-_ASIDE: tuple[str, ...] = (
-    "preprocessing",
-    "position_resize",
-    "norm_eps",
-    "stem",
-    "patch_embedding",
-    "positioned_prefix",
-    "classes",
-)
-_ASIDE += ("dropout", "embedding_dropout", "mlp_dropout", "attention_dropout", "stochastic_depth", "relative_hidden")
+_ASIDE = ["preprocessing", "position_resize", "norm_eps", "stem", "patch_embedding", "positioned_prefix", "classes"]
+_ASIDE += ["dropout", "embedding_dropout", "mlp_dropout", "attention_dropout", "stochastic_depth", "relative_hidden"]
 
 
 @dataclass(frozen=True)

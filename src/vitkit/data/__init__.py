@@ -4,8 +4,6 @@ In the order an image meets them: `sources` (what DATA means) -> `dataset`, `sou
 `preprocess` (evaluation) or `augment`, `vary` (training) -> `samples` -> `loader`.
 """
 
-from __future__ import annotations
-
 from vitkit.data.augment import PRESETS, Augment, class_weights, drop_unsafe_flip, mix, preset, soft_targets
 from vitkit.data.badfiles import BadFile, BadFiles
 from vitkit.data.cache import cached

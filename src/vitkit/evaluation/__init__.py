@@ -1,7 +1,5 @@
 """A model and a set -> `run` (every sample once) -> metrics -> `figures`; `probes` evaluate a representation."""
 
-from __future__ import annotations
-
 from vitkit.evaluation.probes import Probe, fewshot, knn
 from vitkit.evaluation.run import evaluate, evaluation_loader, quick
 from vitkit.tasks.result import Evaluation

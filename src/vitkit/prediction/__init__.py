@@ -1,7 +1,5 @@
 """Images -> predictions or features, for a handful or for millions of them."""
 
-from __future__ import annotations
-
 from vitkit.data.given import open_inputs
 from vitkit.prediction.job import Done, Job, run_job, stream
 from vitkit.prediction.opened import Opened, open_model

@@ -3,8 +3,6 @@
 The commands use the rest: `vitkit predict|embed|train --engine ray`.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from vitkit.errors import MissingPackage

@@ -22,33 +22,7 @@ from vitkit.storage.folders import (
 from vitkit.storage.publish import Publisher, output_file, workplace
 from vitkit.storage.remote import Stat, repeated, stat
 
-__all__ = [
-    "Publisher",
-    "RemoteFolder",
-    "Stat",
-    "above",
-    "absent",
-    "beside",
-    "exists",
-    "fetched_folder",
-    "fetched_with",
-    "file_size",
-    "is_url",
-    "is_web",
-    "join",
-    "known_stat",
-    "last_name",
-    "listing",
-    "local",
-    "named_in",
-    "open_regular",
-    "output_file",
-    "plain",
-    "prefetch",
-    "repeated",
-    "search_above",
-    "stamp",
-    "stat",
-    "suffix",
-    "workplace",
-]
+__all__ = ["Publisher", "RemoteFolder", "Stat", "above", "absent", "beside", "exists", "fetched_folder"]
+__all__ += ["fetched_with", "file_size", "is_url", "is_web", "join", "known_stat", "last_name", "listing", "local"]
+__all__ += ["named_in", "open_regular", "output_file", "plain", "prefetch", "repeated", "search_above", "stamp"]
+__all__ += ["stat", "suffix", "workplace"]

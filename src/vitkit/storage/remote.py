@@ -168,14 +168,8 @@ def _final(url: str, error: Exception, doing: str) -> Exception | None:
 
 
 _REFUSED = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "TokenRefreshRequired")
-_NO_CREDENTIALS = (
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "CredentialRetrievalError",
-    "ProfileNotFound",
-    "DefaultCredentialsError",
-    "ClientAuthenticationError",
-)
+_NO_CREDENTIALS = ["NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"]
+_NO_CREDENTIALS += ["DefaultCredentialsError", "ClientAuthenticationError"]
 
 
 def _code(error: BaseException | None) -> str:
@@ -200,18 +194,8 @@ def stat_of(info: dict[str, object]) -> Stat:
     return Stat(size if isinstance(size, int) else -1, version.strip('"'))
 
 
-_VERSIONS = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "oid",
-    "blob_id",
-    "Last-Modified",
-    "LastModified",
-    "last_modified",
-    "mtime",
-    "created",
-)
+_VERSIONS = ["ETag", "etag", "md5Hash", "oid", "blob_id", "Last-Modified", "LastModified", "last_modified"]
+_VERSIONS += ["mtime", "created"]
 
 
 def stat(url: str) -> Stat:
@@ -338,6 +322,9 @@ def put_bytes(content: bytes, url: str) -> None:
     repeated(url, work, "write")
 
 
+_THERE = ("PreconditionFailed", "412", "ConditionalRequestConflict")
+
+
 def create(content: bytes, url: str) -> bool:
     """As `put_bytes`, but False where something is there already, as far as the store can tell."""
 
@@ -345,11 +332,7 @@ def create(content: bytes, url: str) -> bool:
         try:
             _writable(url).pipe_file(url, content, mode="create")
         except OSError as e:
-            if isinstance(e, FileExistsError) or _code(e) in (
-                "PreconditionFailed",
-                "412",
-                "ConditionalRequestConflict",
-            ):
+            if isinstance(e, FileExistsError) or _code(e) in _THERE:
                 return filesystem(url).cat_file(url) == content  # ours, when an answer was lost
             raise
         except TypeError:  # a store that knows no such condition

@@ -1,7 +1,5 @@
 """What a model learns to say (classes, labels, numbers), how it learns it, and how well it does."""
 
-from __future__ import annotations
-
 from vitkit.tasks.base import Metric, Settings, Task
 from vitkit.tasks.match import columns_of
 from vitkit.tasks.table import METHODS, TASKS, open_data_for, task_of

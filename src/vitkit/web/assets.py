@@ -1,7 +1,5 @@
 """The files of the pages, read once: a client's path is only ever looked up among them."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}  # mimetypes asks the machine, and varies
