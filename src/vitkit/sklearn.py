@@ -212,13 +212,8 @@ class _Trained(_Images):
         self.n_iter_ = result.steps
 
     def _config(self, out: str, seed: int, images: bool) -> TrainConfig:
-        named: dict[str, object] = {
-            "model": self.model,
-            "init": self.init,
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-        }
-        named |= {"lr": self.lr, "freeze": self.freeze, "image_size": self.image_size}
+        named: dict[str, object] = {"model": self.model, "init": self.init, "epochs": self.epochs, "lr": self.lr}
+        named |= {"batch_size": self.batch_size, "freeze": self.freeze, "image_size": self.image_size}
         named |= {"augment": self.augment or (None if images else "none"), "data": "X", "out": out, "seed": seed}
         given = dict(self.settings or {})
         if twice := sorted(given.keys() & (named.keys() - {"data", "out"})):

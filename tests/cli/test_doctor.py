@@ -53,7 +53,7 @@ def test_doctor_names_what_is_missing_and_fails_when_something_is_wrong(monkeypa
     def broken() -> None:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(doctor, "version_of", lambda package: None)
     monkeypatch.setattr(doctor, "CHECKS", {"build": lambda: None, "train": broken})
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1

@@ -56,11 +56,8 @@ def read(opened: Opened, options: ModelOptions) -> Checkpoint:
     conv = tensors.converted(lambda name, t: linear_to_conv(t, patch) if name == "patches.weight" else t)
     _, width, fields = reading.body_of(conv)
     fields |= {"channels": channels, "patch_embedding": "linear", **_heads(tensors, width, options)}
-    fields |= {
-        "pooling": _pooling(opened.tensors, options),
-        "norm_eps": 1e-5,
-        **_positions(tensors, patch, options, notes),
-    }
+    fields |= {"pooling": _pooling(opened.tensors, options), "norm_eps": 1e-5}
+    fields |= _positions(tensors, patch, options, notes)
     notes.append(f"patches of {patch[0]}x{patch[1]} and {channels} channels: the file shows their product alone")
     notes.append("preprocessing: not in the file, vit-pytorch has none; (x - 0.5) / 0.5 is assumed")
     return reading.make_checkpoint(tensors, options, notes, names.theirs, **fields)

@@ -51,7 +51,7 @@ def doctor(as_json: opt.Json = False) -> None:
 def versions() -> dict[str, str]:
     """vitkit, Python, and the packages that vitkit cannot do without."""
     known = {"vitkit": vitkit.__version__, "python": platform.python_version(), "system": platform.platform()}
-    return known | {name: _version(name) or "missing" for name, extra in _requirements() if extra is None}
+    return known | {name: version_of(name) or "missing" for name, extra in _requirements() if extra is None}
 
 
 def devices() -> list[dict[str, object]]:
@@ -89,7 +89,7 @@ def optional_packages() -> list[dict[str, str | None]]:
     found: list[dict[str, str | None]] = []
     for name, extra in _requirements():
         if extra is not None and extra not in _FOR_DEVELOPERS and name != "vitkit":
-            version = _version(name)
+            version = version_of(name)
             install = None if version else f"pip install 'vitkit[{extra}]'"
             found.append({"package": name, "extra": extra, "version": version, "install": install})
     return found
@@ -105,7 +105,8 @@ def _requirements() -> list[tuple[str, str | None]]:
     return [(name, extra and extra.group(1)) for name, extra in zip(names, extras, strict=True)]
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Of what is installed, without importing it."""
     from importlib import metadata
 
     with suppress(metadata.PackageNotFoundError):

@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 from typer import Argument, Exit, Option, Typer
@@ -105,21 +104,13 @@ for _name, _command in COMMANDS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted and "--json" in sys.argv[1:]:
-        found = {name: _installed(name) for name in ("torch", "numpy", "pillow", "safetensors")}
+        found = {name: doctor.version_of(name) for name in ("torch", "numpy", "pillow", "safetensors")}
         about = {"vitkit": __version__, "python": platform.python_version(), "platform": platform.platform(), **found}
         echo(json.dumps(about, indent=2))
         raise Exit
     if wanted:
         echo(f"vitkit {__version__}")
         raise Exit
-
-
-def _installed(package: str) -> str | None:
-    """Its version, without importing it."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 @app.callback()

@@ -103,12 +103,8 @@ def train(
     known["processes"] = 0 if engine or processes is None else processes
     fields = read_settings(config) if config else {}
     fields |= {k: v for k, v in known.items() if getattr(given(k), "name", "") == "COMMANDLINE" or k not in fields}
-    fields |= {
-        "target": fields["target"] or (),
-        "track": fields["track"] or (),
-        "image_size": fields["image_size"] or None,
-    }
-    fields |= {"augment": fields["augment"] or None, "budget": fields["budget"] or 0.0}
+    for name, empty in {"target": (), "track": (), "image_size": None, "augment": None, "budget": 0.0}.items():
+        fields[name] = fields[name] or empty
     fields["out"] = fields["out"] or free_folder(str(fields["data"]))
     settings = [*([f"model.heads={heads}"] if heads else []), *(settings or [])]
     made = assign(vitkit.TrainConfig(**checked(fields)), settings)  # type: ignore[arg-type]

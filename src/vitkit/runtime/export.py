@@ -13,18 +13,18 @@ from pathlib import Path
 import torch
 
 from vitkit import __version__
+from vitkit.checkpoints.native import KINDS
 from vitkit.data import Source
 from vitkit.display import Part, Shown
 from vitkit.errors import ConfigError
 from vitkit.io import move, parse_json, sha256, working_folder
 from vitkit.model.base import Outputs, VisionModel
-from vitkit.model.config import AnyConfig, ResNetConfig, ViTConfig
+from vitkit.model.config import AnyConfig
 from vitkit.progress import SILENT, Progress
 from vitkit.runtime.base import Calibration, Runtime, Spec, prepared
 from vitkit.runtime.table import FORMATS, METADATA, find, need_format
 from vitkit.runtime.verify import Check, Images, check_top, compare, compare_sizes, images_of
 
-_CONFIGS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"ViT": ViTConfig, "ResNet": ResNetConfig}
 _COMPARED = 256  # images of a data set, at most
 
 
@@ -121,7 +121,7 @@ def check_target(to: str, out: Path, int8: bool = False) -> Path:
 def written(model: VisionModel, to: str, path: Path, spec: Spec) -> list[Path]:
     """Write into a folder of its own, without comparing; the files, `path` the last of them."""
     config = model.config
-    kind = next(name for name, of in _CONFIGS.items() if isinstance(config, of))
+    kind = next(name for name, of in KINDS.items() if isinstance(config, of))
     about = {"version": __version__, "kind": kind, "raw": spec.raw, "int8": spec.int8, "merge": spec.merge}
     about |= {"dynamic_size": spec.dynamic_size, "top": spec.top, "scale": spec.scale}
     classes = None if model.class_names is None else list(model.class_names)
@@ -143,7 +143,7 @@ def open_exported(path: str | Path, trust: str | None = None) -> tuple[Runtime, 
     texts = runtime.metadata
     try:
         about, names = parse_json(texts["vitkit"]), parse_json(texts["classes"])
-        config = _CONFIGS[about["kind"]].from_json(texts["config"])
+        config = KINDS[about["kind"]].from_json(texts["config"])
         # Files of version 0.1 have no "outputs": theirs are classes.
         outputs = Outputs.from_json(texts["outputs"]) if "outputs" in texts else Outputs(names=names or ())
         return runtime, About(config, outputs, bool(about.get("raw")))

@@ -118,16 +118,9 @@ _beit_kind = Kind("beit", BEIT, _beit, "BeitModel", "BeitForImageClassification"
 _beit_kind = replace(_beit_kind, defaults=_BOTH | dict.fromkeys(_USES, False), unpack=_unpack, pack=_pack)
 _beit_kind = replace(_beit_kind, statistics=HALF, holds=lambda c: not c.key_bias)
 _data2vec = replace(_beit_kind, type="data2vec-vision", base="Data2VecVisionModel", prefix="data2vec_vision.")
+_internvl_kind = Kind("internvl_vision", INTERNVL, _internvl, "InternVLVisionModel", about=_internvl_about)
 KINDS = [
     _beit_kind,
     replace(_data2vec, classifier="Data2VecVisionForImageClassification"),
-    Kind(
-        "internvl_vision",
-        INTERNVL,
-        _internvl,
-        "InternVLVisionModel",
-        about=_internvl_about,
-        defaults=_LARGE | _BOTH,
-        holds=lambda c: c.layer_scale is not None,
-    ),
+    replace(_internvl_kind, defaults=_LARGE | _BOTH, holds=lambda c: c.layer_scale is not None),
 ]

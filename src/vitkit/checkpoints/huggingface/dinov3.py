@@ -46,11 +46,8 @@ def _about(config: ViTConfig) -> Fields:
     rotary = config.rotary or RotaryConfig()
     about: Fields = {f"pos_embed_{name}": getattr(rotary, name) or None for name in ("shift", "jitter", "rescale")}
     about |= {"rope_theta": rotary.base, "query_bias": config.qkv_bias, "value_bias": config.qkv_bias}
-    about |= {
-        "key_bias": config.qkv_bias and config.key_bias,
-        "proj_bias": config.out_bias,
-        "mlp_bias": config.mlp_bias,
-    }
+    about |= {"key_bias": config.qkv_bias and config.key_bias, "proj_bias": config.out_bias}
+    about |= {"mlp_bias": config.mlp_bias}
     about |= {"layerscale_value": config.layer_scale, "num_register_tokens": config.registers}
     return about | {"use_gated_mlp": config.activation == "swiglu"}
 

@@ -161,6 +161,11 @@ _registers = Kind("dinov2_with_registers", DINOV2, _dinov2, "Dinov2WithRegisters
 _registers = replace(_registers, prefix="dinov2_with_registers.", defaults=_DINOV2 | {"num_register_tokens": 4})
 _registers = replace(_registers, classifier="Dinov2WithRegistersForImageClassification")
 _ijepa = Kind("ijepa", NAMES, lambda *_: {"pooling": "mean"}, "IJepaModel", prefix="ijepa.", defaults=_TANH)
+_yolos_kind = Kind("yolos", YOLOS, _yolos, "YolosModel", "", "vit.", _yolos_about, _YOLOS, left_out=_DETECTION)
+_pixio_kind = Kind("pixio", PIXIO, lambda *_: {"pooling": "mean-prefix"}, "PixioModel", defaults=_PIXIO)
+_pixio_kind = replace(
+    _pixio_kind, about=lambda c: {"n_cls_tokens": c.prefix_tokens, "mlp_ratio": _whole_ratio(c, False)}
+)
 KINDS = [
     replace(_vit, defaults=_TANH, left_out=_MASKED, statistics=HALF),
     replace(_deit, holds=lambda c: c.registers == 1),
@@ -172,29 +177,6 @@ KINDS = [
     replace(_dino, names=SWIGLU, holds=lambda c: not c.registers and c.activation == "swiglu"),
     replace(_registers, holds=lambda c: c.registers > 0 and c.activation != "swiglu"),
     replace(_registers, names=SWIGLU, holds=lambda c: c.registers > 0 and c.activation == "swiglu"),
-    Kind(
-        "yolos",
-        YOLOS,
-        _yolos,
-        "YolosModel",
-        "",
-        "vit.",
-        _yolos_about,
-        _YOLOS,
-        unpack=_detection_first,
-        pack=_detection_last,
-        left_out=_DETECTION,
-        holds=lambda c: c.registers > 1,
-    ),
-    Kind(
-        "pixio",
-        PIXIO,
-        lambda tensors, about: {"pooling": "mean-prefix"},
-        "PixioModel",
-        about=lambda c: {"n_cls_tokens": c.prefix_tokens, "mlp_ratio": _whole_ratio(c, False)},
-        defaults=_PIXIO,
-        unpack=_pixio_tokens,
-        pack=_pixio_pack,
-        holds=lambda c: c.pooling == "mean-prefix",
-    ),
+    replace(_yolos_kind, unpack=_detection_first, pack=_detection_last, holds=lambda c: c.registers > 1),
+    replace(_pixio_kind, unpack=_pixio_tokens, pack=_pixio_pack, holds=lambda c: c.pooling == "mean-prefix"),
 ]
