@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 
 class VitkitError(Exception):
@@ -83,6 +84,22 @@ def printable(text: str, keep: str = "") -> str:
     Without this an escape sequence in the name of a file would be obeyed by the terminal it is printed on.
     """
     return UNSAFE.sub(lambda c: c[0] if c[0] in keep else c[0].encode("unicode_escape").decode(), text)
+
+
+def reason_of(error: BaseException) -> str:
+    """What a library says, on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def in_words(what: str, remedy: str) -> Iterator[None]:
+    """Whatever a library raises on damaged input, which may be almost anything, becomes a `DataError`."""
+    try:
+        yield
+    except (DataError, MissingPackage):
+        raise
+    except Exception as e:
+        raise DataError(f"{what}: {reason_of(e)}; {remedy}") from e
 
 
 def shell_word(value: object) -> str:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from vitkit.errors import DataError, MissingPackage, NotThere, StorageError
+from vitkit.errors import DataError, MissingPackage, NotThere, StorageError, reason_of
 from vitkit.storage import open_regular
 
 MAX_PIXELS = 178_956_970  # the limit at which Pillow speaks of a decompression bomb
@@ -192,7 +192,7 @@ def _reason(error: Exception, raw: bytes) -> str:
         return f"not an image in a known format (it begins with {raw[:8]!r})"
     if isinstance(error, Image.DecompressionBombError):
         return f"too many pixels, beyond the limit of {MAX_PIXELS:,} (a decompression bomb?)"
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = reason_of(error)
     if isinstance(error, DataError):  # our own words
         return text
     return f"truncated: {text}" if "truncated" in text.lower() else f"damaged: {text}"

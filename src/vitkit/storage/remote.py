@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
-from vitkit.errors import Denied, MissingPackage, NotThere, StorageError
+from vitkit.errors import Denied, MissingPackage, NotThere, StorageError, reason_of
 from vitkit.io import sha256, write_at
 from vitkit.storage.address import scheme_of, split
 
@@ -132,16 +132,12 @@ def repeated(url: str, work: Callable[[], T], doing: str = "read") -> T:
             last = e
         if attempt + 1 < ATTEMPTS:
             time.sleep(random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt)))
-    why = _one_line(last)
+    why = reason_of(last)[:300]
     action = "check the network and the server, then repeat the command; with --resume nothing that is done is lost"
     raise StorageError(f"{url} could not be {_DONE[doing]} in {ATTEMPTS} attempts ({why}); {action}") from last
 
 
 _DONE = {"read": "read", "write": "written"}
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _final(url: str, error: Exception, doing: str) -> Exception | None:
@@ -163,7 +159,7 @@ def _final(url: str, error: Exception, doing: str) -> Exception | None:
     if isinstance(error, NotImplementedError):
         return StorageError(f"{scheme_of(url)}:// cannot {doing} {url}; choose s3://, gs:// or az://, or a local path")
     if code.isdecimal() and 400 <= int(code) < 500 and code not in ("408", "409", "416", "425", "429"):
-        return StorageError(f"{url} was refused with {code} ({_one_line(error)}); check the address")
+        return StorageError(f"{url} was refused with {code} ({reason_of(error)[:300]}); check the address")
     return None
 
 

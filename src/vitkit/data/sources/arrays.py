@@ -22,7 +22,7 @@ from vitkit.data.dataset import Dataset, Options, split_name
 from vitkit.data.decode import to_8_bits, white_of
 from vitkit.data.labels import UNLABELLED
 from vitkit.data.source import Names, Source
-from vitkit.errors import DataError, as_text
+from vitkit.errors import DataError, as_text, in_words
 from vitkit.progress import Progress
 from vitkit.storage import is_url, local, suffix
 
@@ -41,18 +41,13 @@ def matches(data: str) -> bool:
 def open(data: str, options: Options, progress: Progress) -> Dataset:
     options.allow(data)
     path = local(data)
-    try:
+    with in_words(f"{path} cannot be read as .npz", "write it with numpy.savez"):
         with zipfile.ZipFile(path) as archive:
             _check_size(path, archive)
         with np.load(path, allow_pickle=False) as file:
             found = _find_parts(path, file.files, options.labelled)
             wanted = {key for keys in found.values() for key in keys if key} | ({"classes"} & set(file.files))
             arrays = {key: np.asarray(file[key]) for key in wanted}
-    except DataError:
-        raise
-    except Exception as e:  # numpy, zipfile and zlib raise almost anything on damaged input
-        why = " ".join(str(e).split()) or type(e).__name__
-        raise DataError(f"{path} cannot be read as .npz: {why}; write it with numpy.savez") from e
     raw = {word: _part(path, arrays, *keys) for word, keys in found.items()}
     notes: list[str] = []
     of_kind: dict[np.dtype, list[np.ndarray]] = {}

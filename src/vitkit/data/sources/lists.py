@@ -24,7 +24,7 @@ from vitkit.data.dataset import Dataset, Options, first_word, is_split, split_na
 from vitkit.data.decode import SUFFIXES
 from vitkit.data.labels import UNLABELLED, encode_labels, find_column, named_classes, read_labels
 from vitkit.data.source import Names, Source
-from vitkit.errors import DataError, MissingPackage, StorageError
+from vitkit.errors import DataError, MissingPackage, StorageError, in_words
 from vitkit.io import parse_json
 from vitkit.progress import Progress
 from vitkit.storage import above, is_url, is_web, listing, local, named_in, suffix
@@ -88,18 +88,13 @@ def _located(data: str, rows: list[str], base: Path) -> list[str]:
 
 def _read_rows(path: Path) -> list[Row]:
     suffix = path.suffix.lower()
-    try:
+    with in_words(f"the list {path} cannot be read", f"write it as UTF-8 {suffix} with path and label"):
         if suffix == ".parquet":
             return list(require_pyarrow().parquet.read_table(path).to_pylist())
         if suffix == ".jsonl":
             return _json_rows(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             return [dict(row) for row in csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ",")]
-    except (DataError, MissingPackage):
-        raise
-    except Exception as e:  # pyarrow raises almost anything on damaged input
-        why = " ".join(str(e).split()) or type(e).__name__
-        raise DataError(f"the list {path} cannot be read: {why}; write it as UTF-8 {suffix} with path and label") from e
 
 
 def _json_rows(path: Path) -> list[Row]:

@@ -26,7 +26,7 @@ import numpy as np
 from vitkit.data.dataset import Dataset, Options
 from vitkit.data.decode import decode
 from vitkit.data.sources.arrays import Part, from_arrays
-from vitkit.errors import DataError, MissingPackage
+from vitkit.errors import DataError, MissingPackage, reason_of
 from vitkit.io import cache_folder, sha256, write_bytes
 from vitkit.progress import Progress
 
@@ -237,7 +237,7 @@ def _fetched(name: str, chosen: NamedSet, progress: Progress) -> Files:
         try:
             return _keep(name, chosen, chosen.get(source, chosen.files, progress), source)
         except (OSError, DataError, ValueError, EOFError, tarfile.TarError) as e:
-            failures.append(f"  {source}: {' '.join(str(e).split()) or type(e).__name__}")
+            failures.append(f"  {source}: {reason_of(e)}")
     raise DataError(
         "\n".join((f"the set {name!r} could not be fetched; these were tried:", *failures, ""))
         + f"Without a network, put {chosen.by_hand}, into {cache_folder() / name} and run the command again"

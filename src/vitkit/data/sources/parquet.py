@@ -8,8 +8,8 @@ the schema. Rows are read a row group at a time, and the order of an epoch keeps
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from vitkit.data.decode import BadImage
 from vitkit.data.labels import UNLABELLED, encode_labels, read_labels, zeros_and_ones
 from vitkit.data.source import Names, PackedSource
 from vitkit.data.sources.lists import require_pyarrow
-from vitkit.errors import DataError, MissingPackage, StorageError, as_text
+from vitkit.errors import DataError, StorageError, as_text, in_words
 from vitkit.io import parse_json
 from vitkit.progress import Progress
 from vitkit.storage import is_url, local, suffix
@@ -106,25 +106,17 @@ def open(data: str, options: Options, progress: Progress) -> Dataset:
     return Dataset(samples, splits, progress, notes, lost=lost)
 
 
-@contextmanager
-def _in_words(path: Path) -> Iterator[None]:
-    """Whatever pyarrow raises on damaged bytes becomes a `DataError`."""
-    try:
-        yield
-    except (DataError, MissingPackage):
-        raise
-    except Exception as e:
-        why = " ".join(str(e).split()) or type(e).__name__
-        raise DataError(f"{path} cannot be read as Parquet: {why}; check that the file is whole") from e
+def _reading(path: Path) -> AbstractContextManager[None]:
+    return in_words(f"{path} cannot be read as Parquet", "check that the file is whole")
 
 
 def _schema(path: Path) -> Schema:
-    with _in_words(path):
+    with _reading(path):
         return require_pyarrow().parquet.read_schema(path)
 
 
 def _cells(path: Path, column: str) -> list[object]:
-    with _in_words(path):
+    with _reading(path):
         return list(require_pyarrow().parquet.read_table(path, columns=[column]).column(0).to_pylist())
 
 
@@ -137,7 +129,7 @@ def _places(files: list[Path], progress: Progress) -> np.ndarray:
     """(file, row group, row) of every sample."""
     places: list[tuple[int, int, int]] = []
     for f, path in enumerate(progress.track(files, "reading the headers of Parquet")):
-        with _in_words(path):
+        with _reading(path):
             metadata = require_pyarrow().parquet.ParquetFile(path).metadata
             for group in range(metadata.num_row_groups):
                 places += [(f, group, row) for row in range(metadata.row_group(group).num_rows)]
