@@ -22,10 +22,7 @@ def pretrain(
     data: Annotated[str, Argument(metavar="[DATA]", help=f"{opt.DATA_HELP} A run to --resume knows it.")] = "",
     method: Annotated[
         str,
-        Option(
-            help="mae, masked-patch, dino or lejepa.",
-            autocompletion=opt.keys_of("vitkit.tasks.table", "METHODS"),
-        ),
+        Option(help="mae, masked-patch, dino or lejepa.", autocompletion=opt.keys_of("vitkit.tasks.table", "METHODS")),
     ] = "mae",
     model: Annotated[
         str, Option(help="A name of `vitkit zoo`; chosen from the data when left out.", autocompletion=opt.model_names)

@@ -72,13 +72,7 @@ class Map:
 
 
 def build_map(
-    index: Index,
-    source: Source,
-    progress: Progress = SILENT,
-    *,
-    method: str = "auto",
-    seed: int = 0,
-    workers: int = 0,
+    index: Index, source: Source, progress: Progress = SILENT, *, method: str = "auto", seed: int = 0, workers: int = 0
 ) -> Map:
     """The map of an index, made or finished where it is not there yet. `source` has its images, row by row."""
     if len(source) != len(index):

@@ -66,11 +66,7 @@ def own_nodes() -> dict[Callable[..., object], Callable[..., object]]:
         return op.GatherElements(x, index, axis=dim)
 
     aten = torch.ops.aten
-    return {
-        aten.scaled_dot_product_attention.default: attention,
-        aten.unbind.int: unbind,
-        aten.gather.default: gather,
-    }
+    return {aten.scaled_dot_product_attention.default: attention, aten.unbind.int: unbind, aten.gather.default: gather}
 
 
 def with_any_count(proto: ModelProto, count: int) -> ModelProto:

@@ -45,10 +45,7 @@ def apply(config: TrainConfig, world: World) -> None:
 
 
 def timed(
-    work: Callable[[], object],
-    choices: Sequence[int],
-    seconds: float,
-    clock: Callable[[], float] = time.monotonic,
+    work: Callable[[], object], choices: Sequence[int], seconds: float, clock: Callable[[], float] = time.monotonic
 ) -> dict[int, float]:
     """Median seconds of `work` with each number of threads, in turns; a new round begins only within `seconds`."""
     before, started = torch.get_num_threads(), clock()
