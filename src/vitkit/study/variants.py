@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,11 +36,12 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.explanation.inside import as_vit
-from vitkit.model.attention import Attention, OnWeights
+from vitkit.model.attention import Attention, OnKeys, OnWeights
 from vitkit.model.build import Model
 from vitkit.model.config import Size
 from vitkit.model.head import Pool
 from vitkit.model.patches import PatchEmbedding, conv_to_linear
+from vitkit.model.positions import Rotate
 from vitkit.model.relative import RelativeBias
 from vitkit.model.torch_attention import to_torch
 from vitkit.model.vit import ViT
@@ -155,11 +155,21 @@ def _fixed_token(model: ViT) -> None:
 
 
 class Unseen(Attention):
-    def forward(self, x: Tensor, mask: Tensor | None = None, *more: Any, **others: Any) -> Tensor:
+    """The first token is left out of what the others attend to."""
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        rotate: Rotate = None,
+        on_weights: OnWeights = None,
+        queries: int | None = None,
+        on_keys: OnKeys = None,
+    ) -> Tensor:
         count = x.shape[1]
         sees = x.new_ones(count, count, dtype=torch.bool)  # N N
         sees[1:, 0] = False
-        return super().forward(x, sees, *more, **others)
+        return super().forward(x, sees, rotate, on_weights, queries, on_keys)
 
 
 def _unseen_token(model: ViT) -> None:
