@@ -25,8 +25,9 @@ import torch
 from harness import machine, megabytes_in_use, peak_megabytes_of, save, table
 from vitkit.model.build import create
 from vitkit.plan import Setup
-from vitkit.plan.estimate import complete, measured_step, timed_step
+from vitkit.plan.estimate import measured_step, timed_step
 from vitkit.plan.memory import training_memory
+from vitkit.plan.setup import complete
 
 GOAL = 0.15
 CASES: tuple[tuple[str, int, bool, str], ...] = (

@@ -13,7 +13,8 @@ import vitkit
 from train.test_runs import Clock, finished
 from vitkit.cli import doctor
 from vitkit.cli.main import app
-from vitkit.plan import estimate
+from vitkit.plan import Setup, estimate
+from vitkit.plan.setup import complete
 from vitkit.training import budget, run, threads
 from vitkit.training.config import TrainConfig
 from vitkit.training.costs import Costs
@@ -171,7 +172,7 @@ def test_a_plan_is_for_the_faster_number(monkeypatch: pytest.MonkeyPatch, two_co
         return lambda: (1.0, 0.1) if torch.get_num_threads() == 1 else (3.0, 0.1)
 
     monkeypatch.setattr(estimate, "timed_step", step)
-    setup = estimate.complete(estimate.Setup("mu", batch_size=8))
+    setup = complete(Setup("mu", batch_size=8))
     found = estimate.measured_step(vitkit.create("mu").config, setup, seconds=0.0)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert found.total < 0.5 * estimate.measured_step(vitkit.create("mu").config, setup, seconds=0.0).total

@@ -36,6 +36,9 @@ def plan(
     per_machine: Annotated[int, Option(help="GPUs in one machine.")] = 8,
     price: Annotated[float | None, Option(help="Dollars for an hour of one device.")] = None,
     mfu: Annotated[float | None, Option(help="Share of the device's compute that is reached, if known.")] = None,
+    freeze: Annotated[str, Option(help="'backbone' (linear probe) or a number of blocks.")] = "",
+    lora: Annotated[int, Option(help="Rank of low-rank updates; all else is frozen.")] = 0,
+    augment: Annotated[str, Option(help="none, light, medium or strong; none: frozen blocks run once.")] = "",
     simulate: Annotated[
         bool, Option("--simulate", help="Simulate the loading of images and failures of nodes, event by event.")
     ] = False,
@@ -48,8 +51,8 @@ def plan(
     from vitkit import plan as planning
 
     sizes = (model, images, gpus, device, epochs, batch_size, image_size, classes)
-    setup = planning.Setup(*sizes, accumulate, checkpointing, shard, optimizer, precision, per_machine, price, mfu)
-    made = planning.plan(setup)
+    how = (accumulate, checkpointing, shard, optimizer, precision, per_machine, price, mfu)
+    made = planning.plan(planning.Setup(*sizes, *how, freeze=freeze, lora=lora, augment=augment))
     many = planning.scale(made, simulate=simulate) if made.machines > 1 or simulate else None
     if as_json:
         return opt.print_json({**made.to_dict(), **({"scale": many.to_dict()} if many else {})})
@@ -60,9 +63,10 @@ def plan(
 def _print(made: Plan) -> None:
     setup, memory, step = made.setup, made.memory, made.step
     count = f"{setup.gpus} x {made.device.name}" if setup.gpus > 1 else made.device.name
+    learns = f", {made.learning:,} learn" if setup.freeze or setup.lora else ""
     echo(
-        f"{setup.model} ({made.parameters / 1e6:,.1f} M parameters) on {setup.images:,} images for {setup.epochs:g} "
-        f"epochs\n{count}, {setup.precision}, {setup.optimizer}, batches of {setup.batch_size:,}, "
+        f"{setup.model} ({made.parameters / 1e6:,.1f} M parameters{learns}) on {setup.images:,} images "
+        f"for {setup.epochs:g} epochs\n{count}, {setup.precision}, {setup.optimizer}, batches of {setup.batch_size:,}, "
         f"{setup.at_once:,} images at a time on each device\n"
     )
     parts = {"parameters": memory.parameters, "gradients": memory.gradients, "optimiser": memory.optimizer}
@@ -75,7 +79,14 @@ def _print(made: Plan) -> None:
     opt.print_table(("memory of each device", "GB"), rows)
     throughput = f"{made.images_per_second:,.{0 if made.images_per_second >= 10 else 2}f}"
     rows = [("one step", _duration(step.total)), ("throughput, img/s", throughput)]
-    rows += [("steps", f"{made.steps:,}"), ("all steps", _duration(made.hours * 3600))]
+    rows += [("steps", f"{made.steps:,}"), ("all steps", _duration(made.steps * step.total))]
+    if once := made.once:
+        what = "features" if once.head else "states"
+        rows = [("batches of the only pass", f"{made.steps:,}")] if once.head else rows
+        rows += [(f"{what} of {once.images:,} images, computed once", _duration(once.seconds))]
+        rows += [("  kept on disk", _bytes(once.bytes))]
+        rows += [("head on them, on the host's processor", _duration(once.head))] if once.head else []
+        rows += [("in all", _duration(made.hours * 3600))]
     if setup.price:
         rows.append((f"cost at ${setup.price:g} an hour and device", f"${made.cost:,.0f}"))
     opt.print_table(("time and money", ""), rows)

@@ -25,7 +25,7 @@ from vitkit.tasks.base import Task
 STRENGTHS = [10 ** (1 - i / 2) for i in range(15)]  # of the penalty strength / 2 * |weights|^2: 10 to 1e-6
 FOLDS = 5
 PATIENCE = 4  # so many strengths in a row without a better score end the search
-_MOST_WORK = 2e9  # N D C; beyond, one part in five is held out instead of five times one
+MOST_WORK = 2e9  # N D C; beyond, one part in five is held out instead of five times one
 _IN_DOUBLE = 1 << 27  # N D; more is computed in single precision
 
 
@@ -70,7 +70,7 @@ def fit(
     """
     views, parts = len(x) // len(groups), stratified(groups, seed)
     held_out = [torch.from_numpy(np.tile(parts == part, views)) for part in range(FOLDS) if (parts == part).any()]
-    if x.numel() * task.count > _MOST_WORK or folds == 1:
+    if x.numel() * task.count > MOST_WORK or folds == 1:
         held_out = held_out[:1]
     solver = Ridge if task.loss_name == "mse" else Minimised
     mean, std = x.mean(dim=0), x.std(dim=0, correction=0)

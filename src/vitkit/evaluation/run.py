@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitkit.data import Augment, BadFile, BadFiles, Loader, Source, normalise
 from vitkit.errors import DataError
-from vitkit.model.config import AnyConfig
+from vitkit.model.config import AnyConfig, Preprocessing
 from vitkit.progress import SILENT, Progress
 from vitkit.tasks.base import Task
 from vitkit.tasks.result import Evaluation, Recorded, Records, collect, merge
@@ -73,6 +73,11 @@ def quick(
     return {**task.measure(records), "samples": len(records)}
 
 
+def suited_batch(pre: Preprocessing) -> int:
+    """Images that are evaluated at once, by their size."""
+    return min(512, max(16, _PIXELS_AT_ONCE // (pre.size[0] * pre.size[1])))
+
+
 def evaluation_loader(
     source: Source,
     config: AnyConfig,
@@ -89,7 +94,7 @@ def evaluation_loader(
     """
     pre = config.preprocessing
     if batch_size is None:
-        batch_size = world_size * min(512, max(16, _PIXELS_AT_ONCE // (pre.size[0] * pre.size[1])))
+        batch_size = world_size * suited_batch(pre)
     return Loader(
         source,
         pre,

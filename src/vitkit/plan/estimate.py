@@ -10,6 +10,9 @@ backward pass cannot hide.
 
 A CPU is measured: two shallow copies of the model (one and three blocks) are trained for a few steps, and the
 time of the other blocks follows.
+
+A frozen part costs a forward pass, with a third of the memory traffic: once for every image where `vitkit train` keeps
+features or states, else in each step. A frozen map above something that learns still hands its gradient down.
 """
 
 from __future__ import annotations
@@ -24,16 +27,20 @@ from itertools import product
 import torch
 
 from vitkit.checkpoints.load import find_config
-from vitkit.errors import ConfigError, did_you_mean
+from vitkit.evaluation.linear import FOLDS, MOST_WORK
 from vitkit.model.build import Model, build, outline
 from vitkit.model.config import AnyConfig, ViTConfig, as_size
 from vitkit.model.summary import layer_table
 from vitkit.plan.memory import Memory, Step, training_memory
+from vitkit.plan.setup import DEVICES, Device, Setup, complete, settle
+from vitkit.tasks.trainee import feature_width
 from vitkit.training import threads
 from vitkit.training.config import TrainConfig
+from vitkit.training.costs import HEAD_WORK
+from vitkit.training.parts import add_lora, freeze
 from vitkit.training.recipe import precision_for
+from vitkit.training.states import frozen_blocks, images_seen
 
-GB = 1e9
 GEMM_SHARE = 0.85
 PASSES = 12
 LAUNCH = 3e-4  # seconds to start the kernels of one block, forward and backward, from Python
@@ -41,102 +48,8 @@ BACKWARD = 2 / 3  # of a step; exchange of gradients hides behind it
 PROBE_FLOPS = 1.5e11  # a measured step should not take longer than a few seconds
 USABLE = 0.92  # of a GPU's memory: the rest goes to its context, libraries and fragments
 SHARD_BYTES = 1e9
+HEAD_FLOPS = 2e10  # a second, of a host's processor in double precision: a guess
 DECODED_PER_CORE = 250.0  # images of ImageNet's size a second, decoded and augmented; docs/data.md says more
-
-
-@dataclass(frozen=True)
-class Device:
-    """Figures of the makers' data sheets: compute is dense, with fp32 accumulation; links per device and direction."""
-
-    name: str
-    memory: float  # bytes; 0: not known
-    tflops: float  # bf16 or fp16; 0: measured when planning
-    tflops_fp32: float  # with TF32 where there is one
-    bandwidth: float  # bytes per second of its own memory
-    link: float  # bytes per second to its neighbours in one machine
-    network: float  # bytes per second that one device gets of its machine's network
-    price: float  # dollars for an hour on demand, a round figure to start from
-
-
-DEVICES: dict[str, Device] = {
-    "h100": Device("H100 SXM 80 GB", 80 * GB, 989, 495, 3350 * GB, 450 * GB, 50 * GB, 3.0),
-    "a100": Device("A100 SXM 80 GB", 80 * GB, 312, 156, 2039 * GB, 300 * GB, 25 * GB, 1.8),
-    "l4": Device("L4 24 GB", 24 * GB, 121, 60, 300 * GB, 16 * GB, 3 * GB, 0.7),
-    "rtx3090": Device("RTX 3090 24 GB", 24 * GB, 71, 35.5, 936 * GB, 16 * GB, 3 * GB, 0.3),
-    "cpu": Device("this CPU", 0, 0, 0, 0, 5 * GB, 1 * GB, 0.0),
-}
-
-
-@dataclass(frozen=True)
-class Setup:
-    model: str
-    images: int = 1_281_167
-    gpus: int = 1
-    device: str = "cpu"
-    epochs: float = 90.0
-    batch_size: int = 0  # over all devices; 0: 1024 on GPUs, 64 on a CPU
-    image_size: str | None = None
-    classes: int | None = None
-    accumulate: int = 1
-    checkpointing: bool = False
-    shard: bool = False
-    optimizer: str = "adamw"
-    precision: str = ""  # bf16 on GPUs; on a CPU as `vitkit train` chooses
-    per_machine: int = 8
-    price: float | None = None  # dollars for an hour of one device
-    mfu: float | None = None  # share of a device's compute, in place of an estimate
-    image_bytes: float = 110_000.0  # ImageNet's mean
-
-    @property
-    def per_device(self) -> int:
-        return self.batch_size // self.gpus
-
-    @property
-    def at_once(self) -> int:
-        """Images that each device computes at a time."""
-        return math.ceil(self.per_device / self.accumulate)
-
-    @property
-    def train(self) -> TrainConfig:
-        """The settings of `vitkit train`."""
-        same = {name: getattr(self, name) for name in ("batch_size", "optimizer", "precision", "shard", "accumulate")}
-        same["device"] = "cuda" if DEVICES[self.device].tflops else "cpu"
-        return TrainConfig(lr=1e-3, weight_decay=0.05, gradient_checkpointing=self.checkpointing, **same)
-
-
-def complete(setup: Setup) -> Setup:
-    """Nothing left open, nothing impossible."""
-    setup = replace(setup, device=setup.device.lower())
-    if setup.device not in DEVICES:
-        near, known = did_you_mean(setup.device, DEVICES), ", ".join(DEVICES)
-        raise ConfigError(f"no device {setup.device!r}.{near} Choose from: {known}")
-    _check_ranges(setup)
-    device = DEVICES[setup.device]
-    batch, precision = (1024, "bf16") if device.tflops else (64, "")
-    setup = replace(
-        setup,
-        batch_size=setup.batch_size or max(setup.gpus, batch // setup.gpus * setup.gpus),
-        precision=setup.precision or precision,
-        price=device.price if setup.price is None else setup.price,
-    )
-    if setup.batch_size % setup.gpus:
-        wrong = f"--batch-size {setup.batch_size} must be divided by the {setup.gpus} devices"
-        raise ConfigError(f"{wrong}; it counts all of them")
-    if setup.per_device < setup.accumulate:
-        raise ConfigError(f"--accumulate {setup.accumulate} is more than the {setup.per_device} images of a device")
-    return setup
-
-
-def _check_ranges(setup: Setup) -> None:
-    for name in ("images", "gpus", "accumulate", "per_machine", "epochs", "batch_size", "price"):
-        value, may_be_zero = getattr(setup, name) or 0, name in ("batch_size", "price")
-        if value < 0 or (value == 0 and not may_be_zero):
-            needs = "not be negative" if may_be_zero else "be above 0"
-            raise ConfigError(f"--{name.replace('_', '-')} {value} must {needs}")
-    if setup.mfu is not None and not 0 < setup.mfu <= 1:
-        raise ConfigError(f"--mfu {setup.mfu} is a share of the device's compute, above 0 and at most 1")
-    if not DEVICES[setup.device].tflops and setup.gpus > 1:
-        raise ConfigError("--device cpu is this machine alone; leave --gpus out")
 
 
 @dataclass(frozen=True)
@@ -157,39 +70,80 @@ def macs_per_image(config: AnyConfig) -> float:
     return float(sum(row["macs"] for row in layer_table(outline(config).eval(), as_run=True)))
 
 
-def flops_per_image(config: AnyConfig, checkpointing: bool) -> float:
-    """Two for each multiply-add; the backward pass costs twice the forward; checkpointing repeats the forward."""
-    return 2 * macs_per_image(config) * (4 if checkpointing else 3)
+def flops_per_image(config: AnyConfig, train: TrainConfig) -> tuple[float, float]:
+    """Of the forward pass below all that learns; of forward and backward from there on.
+
+    Two for each multiply-add, and twice that in the backward pass, or once where the weights are frozen;
+    checkpointing repeats the forward.
+    """
+    model, below, above = outline(config).eval(), 0.0, 0.0
+    freeze(model, train.freeze)
+    add_lora(model, train.lora)
+    for row in layer_table(model, as_run=True):
+        learns = any(p.requires_grad for p in model.get_submodule(row["name"]).parameters())
+        if learns or above:
+            above += 2 * row["macs"] * (2 + learns + train.gradient_checkpointing)
+        else:
+            below += 2 * row["macs"]
+    return below, above
 
 
 def gpu_step(config: AnyConfig, setup: Setup, memory: Memory) -> StepTime:
-    device, images, train = DEVICES[setup.device], setup.per_device, setup.train
-    compute = 1e12 * (device.tflops_fp32 if setup.precision == "fp32" else device.tflops)
-    flops = images * flops_per_image(config, setup.checkpointing)
-    if setup.mfu is not None:
-        passes = flops / (setup.mfu * compute)
-    else:
-        written: float = memory.activations * setup.accumulate
-        if setup.checkpointing:  # more is written than kept, and the forward pass writes it twice
-            plain = train.replace(gradient_checkpointing=False, shard=False, accumulate=1)
-            written = 4 / 3 * setup.accumulate * training_memory(config, plain, setup.at_once).activations
-        passes = flops / (GEMM_SHARE * compute) + PASSES * written / device.bandwidth
-        blocks = config.depth if isinstance(config, ViTConfig) else config.stem.blocks
-        passes = max(passes, LAUNCH * blocks * setup.accumulate)
-    held = memory.parameters + memory.gradients + memory.optimizer
-    # Rings: DDP sums gradients (2 x their size), FSDP gathers parameters twice and scatters gradients (3 x).
-    times, whole = (3, memory.parameters * setup.gpus) if setup.shard else (2, memory.parameters)
+    """Without what `gpu_forward` says."""
+    device, train = DEVICES[setup.device], setup.train
+    written: float = memory.activations * setup.accumulate
+    if setup.checkpointing:  # more is written than kept, and the forward pass writes it twice
+        plain = train.replace(gradient_checkpointing=False, shard=False, accumulate=1)
+        written = 4 / 3 * setup.accumulate * training_memory(config, plain, setup.at_once).activations
+    blocks = 0 if train.freeze == "backbone" else _blocks(config) - frozen_blocks(train)
+    flops = setup.per_device * flops_per_image(config, train)[1]
+    passes = _gpu_passes(setup, flops, written, blocks * setup.accumulate)
+    held = 2 * memory.gradients + memory.optimizer  # of what learns: weights, gradients, state
+    # Rings: DDP sums gradients (2 x their size), FSDP gathers parameters twice and scatters gradients.
+    sent = (2 * memory.parameters + memory.gradients) * setup.gpus if setup.shard else 2 * memory.gradients
     speed = device.link if setup.gpus <= setup.per_machine else device.network
-    exchange = times * (setup.gpus - 1) / setup.gpus * whole / speed - BACKWARD * passes / setup.accumulate
+    exchange = (setup.gpus - 1) / setup.gpus * sent / speed - BACKWARD * passes / setup.accumulate
     return StepTime(passes, 2 * held / device.bandwidth, max(0.0, exchange))
 
 
-def measured_step(config: AnyConfig, setup: Setup, seconds: float = 6.0) -> StepTime:
-    """One process on this machine's CPU, with the number of threads that `vitkit train` would take."""
-    deep = isinstance(config, ViTConfig) and config.depth > 3
-    shallow = [config.replace(depth=depth) for depth in (1, 3)] if deep else [config]
-    batch = max(1, min(round(PROBE_FLOPS / flops_per_image(shallow[-1], setup.checkpointing)), setup.at_once))
-    steps = [timed_step(build(each), setup.train, batch) for each in shallow]
+def gpu_forward(config: AnyConfig, setup: Setup) -> float:
+    """Seconds for an image, below all that learns: a third of the traffic and of the kernels of a step."""
+    train, below = setup.train, flops_per_image(config, setup.train)[0]
+    share = below / (2 * macs_per_image(config)) / 3
+    if not share:
+        return 0.0
+    whole = TrainConfig(optimizer="sgd", precision=train.precision, device=train.device)
+    written = share * training_memory(config, whole, setup.at_once).activations
+    return _gpu_passes(setup, setup.at_once * below, written, share * _blocks(config)) / setup.at_once
+
+
+def _gpu_passes(setup: Setup, flops: float, written: float, blocks: float) -> float:
+    device = DEVICES[setup.device]
+    compute = 1e12 * (device.tflops_fp32 if setup.precision == "fp32" else device.tflops)
+    if setup.mfu is not None:
+        return flops / (setup.mfu * compute)
+    return max(flops / (GEMM_SHARE * compute) + PASSES * written / device.bandwidth, LAUNCH * blocks)
+
+
+def _blocks(config: AnyConfig) -> int:
+    return config.depth if isinstance(config, ViTConfig) else config.stem.blocks
+
+
+def measured_step(config: AnyConfig, setup: Setup, seconds: float = 6.0, forward: bool = False) -> StepTime:
+    """One process on this machine's CPU, with the number of threads that `vitkit train` would take.
+
+    Without the frozen blocks of `--freeze N`; `forward`: all of `config`, by inference alone.
+    """
+    train, below = setup.train, 0
+    if forward:
+        train = train.replace(head="converge", freeze="backbone", states="", gradient_checkpointing=False)
+    elif frozen_blocks(train) and isinstance(config, ViTConfig):  # of a frozen block, which does not run, come states
+        config, below = config.replace(depth=config.depth - frozen_blocks(train) + 1), 1
+        train = train.replace(freeze="1", states="once")
+    deep = isinstance(config, ViTConfig) and config.depth > 3 + below
+    shallow = [config.replace(depth=depth + below) for depth in (1, 3)] if deep else [config]
+    batch = max(1, min(round(PROBE_FLOPS / sum(flops_per_image(shallow[-1], train))), setup.at_once))
+    steps = [timed_step(build(each), train, batch) for each in shallow]
     choices, before = threads.numbers(), torch.get_num_threads()
     best = {number: [(math.inf, math.inf)] * len(steps) for number in choices}
     start, rounds = time.perf_counter(), 0
@@ -201,7 +155,7 @@ def measured_step(config: AnyConfig, setup: Setup, seconds: float = 6.0) -> Step
                 best[number][i] = (min(best[number][i][0], passes), min(best[number][i][1], update))
         rounds += 1
     torch.set_num_threads(before)
-    more = (config.depth - 1) / 2 if deep else 0.0
+    more = (config.depth - below - 1) / 2 if deep else 0.0
     found = {n: [a + more * (b - a) for a, b in zip(each[0], each[-1], strict=True)] for n, each in best.items()}
     passes, update = found[threads.fastest({number: sum(both) for number, both in found.items()})]
     return StepTime(passes / batch * setup.per_device, update, 0.0)
@@ -217,7 +171,7 @@ def timed_step(model: Model, train: TrainConfig, batch: int) -> Callable[[], tup
         for optimizer in step.optimizers:
             optimizer.zero_grad(set_to_none=True)
         start = time.perf_counter()
-        step.loss(images, labels).backward()
+        step.features(images) if train.head == "converge" else step.loss(images, labels).backward()
         middle = time.perf_counter()
         step.update()
         return middle - start, time.perf_counter() - middle
@@ -226,14 +180,26 @@ def timed_step(model: Model, train: TrainConfig, batch: int) -> Callable[[], tup
 
 
 @dataclass(frozen=True)
+class Once:
+    """What a frozen part makes of every image, each view for itself: computed once and kept on disk."""
+
+    images: int
+    seconds: float
+    bytes: int
+    head: float = 0.0  # seconds on the host's processor until a head on features is found; 0: there are steps
+
+
+@dataclass(frozen=True)
 class Plan:
     setup: Setup  # with nothing left open
     parameters: int
+    learning: int  # parameters that do, and those of low-rank updates
     gmacs: float  # of one image, as it is run
     memory: Memory
     fits: bool
-    steps: int
+    steps: int  # of features: batches
     step: StepTime
+    once: Once | None
     images_per_second: float
     machines: int
     hours: float
@@ -260,25 +226,52 @@ class Plan:
         }
 
 
+def timed(config: AnyConfig, setup: Setup, memory: Memory) -> tuple[StepTime, Once | None]:
+    """A step, with what is frozen below it, unless that is computed once."""
+    train, gpu, each = setup.train, bool(DEVICES[setup.device].tflops), 0.0
+    blocks, seen = frozen_blocks(train), images_seen({"train": setup.images}, train)
+    if gpu:
+        each = gpu_forward(config, setup)
+    elif blocks or train.head == "converge":
+        below = config.replace(depth=blocks) if isinstance(config, ViTConfig) and blocks else config
+        each = measured_step(below, setup, forward=True).passes / setup.per_device
+    if train.head == "converge":
+        width = feature_width(outline(config))
+        size = seen * width * config.classes
+        head = HEAD_WORK * 4 * size / HEAD_FLOPS * (1.5 / FOLDS if size > MOST_WORK else 1.0)  # one fold: as a budget
+        return StepTime(each * setup.per_device, 0.0, 0.0), Once(seen, seen * each, 4 * seen * width, head)
+    step = gpu_step(config, setup, memory) if gpu else measured_step(config, setup)
+    if train.states == "once":
+        return step, Once(seen, seen * each, 4 * seen * config.tokens * config.width)
+    return replace(step, passes=step.passes + setup.per_device * each), None
+
+
 def plan(setup: Setup) -> Plan:
     setup = complete(setup)
     config, gpus = find_config(setup.model), setup.gpus
     size = config.image_size if setup.image_size is None else as_size(setup.image_size, "--image-size")
     config = config.replace(image_size=size, classes=config.classes if setup.classes is None else setup.classes)
     setup = replace(setup, precision=setup.precision or precision_for(config, torch.device("cpu")))
+    setup, notes = settle(setup, config)
     memory = training_memory(config, setup.train, setup.at_once, gpus)
-    step = gpu_step(config, setup, memory) if DEVICES[setup.device].tflops else measured_step(config, setup)
-    steps = max(1, round(setup.epochs * max(1, setup.images // setup.batch_size)))
+    step, once = timed(config, setup, memory)
+    passes = math.ceil(once.images / setup.batch_size) if once and setup.head == "converge" else 0
+    seconds = (0.0 if passes else setup.steps * step.total) + (once.seconds + once.head if once else 0.0)
     machines, speed = math.ceil(gpus / setup.per_machine), setup.batch_size / step.total
-    hours = steps * step.total / 3600
+    hours, learner = seconds / 3600, outline(config)
+    parameters = sum(p.numel() for p in learner.parameters())
+    freeze(learner, setup.freeze)
+    add_lora(learner, setup.lora)
     made = Plan(
         setup=setup,
-        parameters=sum(p.numel() for p in outline(config).parameters()),
+        parameters=parameters,
+        learning=sum(p.numel() for p in learner.parameters() if p.requires_grad),
         gmacs=macs_per_image(config) / 1e9,
         memory=memory,
         fits=memory.peak <= USABLE * (DEVICES[setup.device].memory or math.inf),
-        steps=steps,
+        steps=passes or setup.steps,
         step=step,
+        once=once,
         images_per_second=speed,
         machines=machines,
         hours=hours,
@@ -286,7 +279,7 @@ def plan(setup: Setup) -> Plan:
         shards=math.ceil(max(setup.images * setup.image_bytes / SHARD_BYTES, 4 * gpus) / gpus) * gpus,
         cores=math.ceil(speed / machines / DECODED_PER_CORE),
     )
-    return replace(made, advice=tuple(advise(made, config)))
+    return replace(made, advice=(*notes, *advise(made, config)))
 
 
 def advise(made: Plan, config: AnyConfig) -> list[str]:
@@ -311,7 +304,7 @@ def _to_fit(made: Plan, config: AnyConfig) -> str:
     if setup.gpus > 1:
         others += [replace(setup, checkpointing=True, shard=True, accumulate=n) for n in (1, 4, 16)]
     for other in others:
-        if not setup.accumulate <= other.accumulate <= other.per_device:
+        if setup.head == "converge" or not setup.accumulate <= other.accumulate <= other.per_device:
             continue
         peak = training_memory(config, other.train, other.at_once, other.gpus).peak
         if peak <= USABLE * made.device.memory:

@@ -63,8 +63,9 @@ def scale(made: Plan, assumed: Assumptions = ASSUMED, simulate: bool = False, se
     share = gpus if setup.shard else 1
     weights = made.memory.parameters * share
     held = weights + made.memory.optimizer * share
-    # A ring passes through every node once: DDP sums gradients (2 x), FSDP gathers twice and scatters once (3 x).
-    sent = (3 if setup.shard else 2) * (gpus - 1) / gpus * weights * (made.machines > 1)
+    # A ring passes through every node once: DDP sums gradients (2 x), FSDP gathers twice and scatters once.
+    ring = 2 * weights * setup.shard + (1 if setup.shard else 2) * made.memory.gradients * share
+    sent = (gpus - 1) / gpus * ring * (made.machines > 1)
     cases = [_case(made, assumed, case, held) for case in CASES]
     columns = {name: tuple(c[name] for c in cases) for name in cases[0]}
     runs = {case: _simulate(made, assumed, case, held, seed) for case in CASES} if simulate else None
