@@ -112,3 +112,34 @@ def test_a_widened_model_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> N
         wide = grow.widened(model, 4)
         assert (wide.config.width, wide.config.heads) == (768, 12)
         torch.testing.assert_close(wide(images), model(images), rtol=1e-4, atol=1e-4)  # sums of 4 times the terms
+
+
+@pytest.mark.slow
+def test_photographs_are_compared_and_rows_are_not_made_twice(tmp_path: Path) -> None:
+    found = run("photographs.py", tmp_path, "--systems", "timm")
+    assert [row["part"] for row in found["rows"]] == ["frozen", "frozen", "finetune"]
+    _, real, tuned = found["rows"]
+    assert real["photographs"] == 60
+    assert real["vitkit"] > 0.5
+    assert real["scikit-learn"] > 0.5
+    assert tuned["images"] == 30
+    assert tuned["test"] > 0.5
+    assert run("photographs.py", tmp_path, "--systems", "timm")["rows"] == found["rows"]
+
+
+def test_photographs_are_divided_by_class_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from photographs import divided
+
+    for number in range(60):
+        path = tmp_path / "all" / "ab"[number % 3 == 0] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    photos = {seed: divided(str(tmp_path / "all"), seed, tmp_path / str(seed), count=30) for seed in (0, 1)}
+    names = {seed: sorted(path.name for path in folder.rglob("*.jpg")) for seed, folder in photos.items()}
+    assert len(names[0]) == 30
+    assert names[0] != names[1]
+    left = [path.name for path in (tmp_path / "0" / "left").rglob("*.jpg")]
+    assert sorted([*names[0], *left]) == sorted(f"{number}.jpg" for number in range(60))
+    sizes = {split: [len(list((photos[0] / split / c).iterdir())) for c in "ab"] for split in ("train", "val", "test")}
+    assert sizes == {"train": [13, 7], "val": [2, 1], "test": [5, 2]}
