@@ -93,6 +93,9 @@ FIGURES: dict[tuple[str, str], str | tuple[str, tuple[str, str]]] = {
 }
 
 
+CAUSES = {"head-type": "why-a-class-token", "pooling": "why-a-class-token"}  # of what contradicts: who looked for it
+
+
 @cache
 def result(name: str, folder: str = "studies") -> Result | None:
     path = DOCS / folder / f"{name}.json"
@@ -113,6 +116,21 @@ def on_other_images(page: str, name: str, chinese: bool) -> str:
     link = f"{'../../studies/' * chinese}again/{name}.json"
     by = f"（`{context.command}`，[JSON]({link})）" if chinese else f" `{context.command}` ([JSON]({link}))"
     return f"{page}\n{told}{by}\n"
+
+
+def with_cause(page: str, name: str, chinese: bool) -> str:
+    """The page of a study that contradicts its claim, with what another study found of the cause."""
+    if name not in CAUSES or (found := result(CAUSES[name])) is None:
+        return page
+    link = f"[{CAUSES[name]}]({CAUSES[name]}.md)"
+    if chinese:
+        return f"{page}\n**原因**（见 {link}）：{also_zh(found)}\n"
+    return f"{page}\n**The cause**, looked for in {link}. {found.finding.sentences[1]}\n"
+
+
+def page(found: Result, chinese: bool) -> str:
+    name = found.study.name
+    return on_other_images(with_cause(study_zh(found) if chinese else as_markdown(found), name, chinese), name, chinese)
 
 
 def command(name: str) -> str:
@@ -314,9 +332,9 @@ def pages() -> dict[str, Callable[[], str]]:
         made[f"{folder}questions.md"] = lambda c=chinese: questions(c)
     for name in STUDIES:
         if (found := result(name)) is not None:
-            made[f"studies/{name}.md"] = lambda r=found: on_other_images(as_markdown(r), r.study.name, False)
+            made[f"studies/{name}.md"] = lambda r=found: page(r, False)
             made[f"studies/{name}.csv"] = lambda r=found: as_csv(r)
-            made[f"zh/studies/{name}.md"] = lambda r=found: on_other_images(study_zh(r), r.study.name, True)
+            made[f"zh/studies/{name}.md"] = lambda r=found: page(r, True)
     return made
 
 

@@ -150,7 +150,7 @@ class Heads(Study):
     source = "Dosovitskiy et al. 2021, figure 7 right"
     fair = "one model, several seeds; distance over 256 test images"
     reference = "trained"
-    effect, contrast, sought, data = 1.0, ("trained",), "a pixel between the first and the last layer", "cifar10@32/4"
+    effect, contrast, sought, data = 1.0, ("trained",), "a pixel between the first and the last layer", "mnist@28/4"
     expected = 1
 
     def arms(self, s: Setting) -> list[Arm]:
@@ -190,8 +190,7 @@ class Heads(Study):
             axes.scatter(spot.ravel(), values.ravel(), s=11, color=colour, alpha=0.65, linewidths=0)
             axes.plot(depth, values.mean(axis=(0, 2)), color=colour, linewidth=1.8, label=f"{arm}: mean of the layer")
         baseline(axes, table["trained"].measured("even")[0], "even attention")
-        words = {"xlabel": "layer (dots: every head of every seed)", "ylabel": "attention distance, pixels"}
-        axes.set(**words, ylim=(0, None))
+        axes.set(xlabel="layer (dots: every head of every seed)", ylabel="attention distance, pixels")
         axes.grid(axis="y")
         legend_above(figure, axes, 2)
         return figure
