@@ -135,10 +135,13 @@ class PositionsByPatchSize(Study):
         sizes = [row.tags["patch"] for row in table.where(positions="learned")]
         gains = dict(zip(sizes, map(interval, self._gains(table)), strict=True))
         more = interval(self.effects(table))
-        words = "; ".join(f"with patches of {n} {compare('positions', 'none', gain)}" for n, gain in gains.items())
-        tail = f"it is open whether they bring more with patches of {sizes[-1]} than of {sizes[0]} ({spread(more)})"
+        model, bare = "a model with positions", "one without"
+        words = "; ".join(f"with patches of {n} {compare(model, bare, gain)}" for n, gain in gains.items())
+        tail = (
+            f"it is open whether positions bring more with patches of {sizes[-1]} than of {sizes[0]} ({spread(more)})"
+        )
         if word := direction(more, "more", "less"):
-            tail = f"with patches of {sizes[-1]} they bring {points(more.mean)} points {word} than with those of "
+            tail = f"with patches of {sizes[-1]} positions bring {points(more.mean)} points {word} than with those of "
             tail += f"{sizes[0]} ({spread(more)}), {verdict(more, 1, 'the claim')}"
         ends = [gained(gain, less="-", more="+") for gain in (gains[sizes[0]], gains[sizes[-1]])]
         return Finding(f"What positions bring: patch {sizes[0]} {ends[0]}, patch {sizes[-1]} {ends[1]}", words, tail)

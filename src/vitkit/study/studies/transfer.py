@@ -64,7 +64,7 @@ class SelfSupervision(Study):
     source = "Dosovitskiy et al. 2021, section 4.6 and B.1.2: 79.9% on ImageNet, 2 points more than from scratch"
     fair = "all images without labels, then the same few labelled ones; from scratch also as long as both together"
     reference = SCRATCH
-    contrast, data = ("mean colour", SCRATCH), "cifar10@16"
+    contrast, others, data = ("mean colour", SCRATCH), 3, "cifar10@16"
     expected = 1
 
     def arms(self, s: Setting) -> list[Arm]:
