@@ -137,14 +137,13 @@ class PositionsByPatchSize(Study):
         more = interval(self.effects(table))
         model, bare = "a model with positions", "one without"
         words = "; ".join(f"with patches of {n} {compare(model, bare, gain)}" for n, gain in gains.items())
-        tail = (
-            f"it is open whether positions bring more with patches of {sizes[-1]} than of {sizes[0]} ({spread(more)})"
-        )
+        coarse, fine = sizes[0], sizes[-1]
+        tail = f"it is open whether positions bring more with patches of {fine} than of {coarse} ({spread(more)})"
         if word := direction(more, "more", "less"):
-            tail = f"with patches of {sizes[-1]} positions bring {points(more.mean)} points {word} than with those of "
-            tail += f"{sizes[0]} ({spread(more)}), {verdict(more, 1, 'the claim')}"
-        ends = [gained(gain, less="-", more="+") for gain in (gains[sizes[0]], gains[sizes[-1]])]
-        return Finding(f"What positions bring: patch {sizes[0]} {ends[0]}, patch {sizes[-1]} {ends[1]}", words, tail)
+            tail = f"with patches of {fine} positions bring {points(more.mean)} points {word} than with those of "
+            tail += f"{coarse} ({spread(more)}), {verdict(more, 1, 'the claim')}"
+        ends = [gained(gains[size], less="-", more="+") for size in (coarse, fine)]
+        return Finding(f"What positions bring: patch {coarse} {ends[0]}, patch {fine} {ends[1]}", words, tail)
 
     def draw(self, table: Table) -> Figure:
         sizes = [float(row.tags["patch"]) for row in table.where(positions="learned")]
