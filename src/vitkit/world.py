@@ -29,6 +29,17 @@ def accelerators() -> list[torch.device]:
     return [torch.device("mps")] if torch.backends.mps.is_available() else []
 
 
+@contextmanager
+def using_threads(number: int | None) -> Iterator[None]:
+    """PyTorch's threads on a CPU, for a while; 0 or None: as many as there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def has_bf16(device: torch.device) -> bool:
     """Whether it multiplies bfloat16 itself, and so faster than fp32."""
     if device.type == "cuda":

@@ -80,6 +80,22 @@ def test_the_minimum_is_that_of_scikit_learn(digits: tuple[np.ndarray, np.ndarra
     np.testing.assert_allclose(ours[:, :-1], theirs.coef_, atol=1e-4)  # both stop at a gradient of 1e-7 to 1e-9
 
 
+def test_few_samples_have_that_minimum_too(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    """Of 50 samples with 64 features only the 50 dimensions that they span are searched; scikit-learn takes all 64."""
+    x, y = digits[0][:50].astype(np.float64), digits[1][:50]
+    head = fit(Classify(CLASSES, 10), torch.from_numpy(x), torch.from_numpy(y), y)
+    ours = head(torch.from_numpy(digits[0])).numpy()
+    mean, std = x.mean(axis=0), x.std(axis=0)
+    scales = np.where(std > 1e-6, std, np.inf), np.full_like(std, np.sqrt((std**2).mean()))
+    found = []
+    for scale in scales:  # each feature by its own, or all by one: cross-validation chose
+        theirs = LogisticRegression(C=1 / (head.strength * 50), tol=1e-10, max_iter=20_000).fit((x - mean) / scale, y)
+        expected = theirs.decision_function((digits[0] - mean) / scale)
+        apart = ours - ours.mean(axis=1, keepdims=True) - expected + expected.mean(axis=1, keepdims=True)
+        found.append(np.abs(apart).max() / np.abs(expected).max())
+    assert min(found) < 1e-4  # float32 weights, and where both stop
+
+
 @pytest.mark.parametrize(("count", "width"), [(60, 8), (20, 40)])
 def test_ridge_is_that_of_scikit_learn(count: int, width: int) -> None:
     random = np.random.default_rng(0)

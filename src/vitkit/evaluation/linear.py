@@ -21,11 +21,13 @@ from torch import Tensor
 from vitkit.data.keys import permutation
 from vitkit.progress import SILENT, Progress
 from vitkit.tasks.base import Task
+from vitkit.world import using_threads
 
 STRENGTHS = [10 ** (1 - i / 2) for i in range(15)]  # of the penalty strength / 2 * |weights|^2: 10 to 1e-6
 FOLDS = 5
 PATIENCE = 4  # so many strengths in a row without a better score end the search
 MOST_WORK = 2e9  # N D C; beyond, one part in five is held out instead of five times one
+ALONE = 1e7  # N D C; below, one thread is faster than several, which meet in every small product
 _IN_DOUBLE = 1 << 27  # N D; more is computed in single precision
 
 
@@ -68,6 +70,13 @@ def fit(
             and follow each other at a distance of len(groups): x has len(groups) rows, or several times as many
     folds   1: one part in five is held out, not each in turn
     """
+    with using_threads(1 if x.numel() * task.count < ALONE else 0):
+        return _fit(task, x, labels, groups, seed, progress, folds)
+
+
+def _fit(
+    task: Task, x: Tensor, labels: Tensor, groups: np.ndarray, seed: int, progress: Progress, folds: int
+) -> Linear:
     views, parts = len(x) // len(groups), stratified(groups, seed)
     held_out = [torch.from_numpy(np.tile(parts == part, views)) for part in range(FOLDS) if (parts == part).any()]
     if x.numel() * task.count > MOST_WORK or folds == 1:
@@ -82,15 +91,28 @@ def fit(
     found: list[tuple[Tried, list[Tried], Tensor]] = []
     for scale in (each, common):
         done = len(STRENGTHS) * len(found)
-        solvers = [solver(task, x[~out] / scale, y[~out]) for out in held_out]
-        tried = _search(task, solvers, x / scale, labels, held_out, progress, done)
+        turned, _ = _turned(x / scale)
+        solvers = [solver(task, turned[~out], y[~out]) for out in held_out]
+        tried = _search(task, solvers, turned, labels, held_out, progress, done)
         found.append((_best(task, tried), tried, scale))
     chosen = _best(task, [best for best, _, _ in found])
     _, tried, scale = next(f for f in found if f[0] is chosen)
-    weights = solver(task, x / scale, y, precise=True).at(chosen.strength)  # C D+1
-    weight, bias = weights[:, :-1] / scale, weights[:, -1]
+    turned, back = _turned(x / scale)
+    weights = solver(task, turned, y, precise=True).at(chosen.strength)  # C D+1
+    weight, bias = weights[:, :-1] @ back / scale, weights[:, -1]
     bias = bias - weight @ mean.to(weight)
     return Linear(weight.float(), bias.float(), chosen.strength, tuple(tried), len(held_out))
+
+
+def _turned(x: Tensor) -> tuple[Tensor, Tensor]:
+    """N D -> N E, and the E D that lead back: fewer samples than features span no more than as many dimensions.
+
+    Lengths and angles stay, so the best map and its penalty do too.
+    """
+    if len(x) >= x.shape[1]:
+        return x, torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    back = torch.linalg.qr(x.T)[0].T  # N D, rows of length 1 at right angles
+    return x @ back.T, back
 
 
 def _search(

@@ -16,6 +16,7 @@ from vitkit.errors import ConfigError
 from vitkit.io import sha256
 from vitkit.runtime.base import Choice, Runtime, Spec, axes_of, example_of, reduced
 from vitkit.runtime.table import METADATA, compiler
+from vitkit.world import using_threads
 
 
 class Eager(Runtime):
@@ -29,12 +30,8 @@ class Eager(Runtime):
 
     @torch.inference_mode()
     def compute(self, images: Tensor) -> Tensor:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads or before)
-        try:
+        with using_threads(self.threads):
             return self.model(images.to(self.dtype))
-        finally:
-            torch.set_num_threads(before)
 
 
 def build(model: nn.Module, choice: Choice, spec: Spec) -> Eager:
