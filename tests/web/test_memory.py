@@ -45,7 +45,7 @@ def held_and_freed() -> list[float]:
 def test_what_uploads_held_goes_back_to_the_system() -> None:
     forks = Forks("test_memory")
     try:
-        ended = forks("test_memory:held_and_freed")
+        ended = forks("test_memory:held_and_freed", seconds=600.0)
     finally:
         forks.close()
     assert ended.code == 0, ended.err
