@@ -1,5 +1,6 @@
 """Findings are functions of the table: fed with made-up numbers, they say what those numbers say."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,15 @@ def test_noise_is_no_difference(name: str) -> None:
         assert claim not in text
     assert len(found.sentences) == 2
     assert all(s.endswith(".") and s[0] == s[0].upper() for s in found.sentences)
+
+
+@pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.others])
+def test_arms_with_fewer_seeds_are_drawn_and_spoken_of(name: str) -> None:
+    study, table = STUDIES[name], made_up(name, {})
+    about = study.compared([row.name for row in table.rows])
+    rows = tuple(r if r.name in about else replace(r, accuracy=r.accuracy[:2]) for r in table.rows)
+    study.draw(Table(rows, table.data))
+    assert "3 seeds" in study.find(Table(rows, table.data)).first
 
 
 def _noisy(row: Row, number: int) -> tuple[dict[str, Any], ...]:

@@ -278,7 +278,8 @@ def dots(axes: Axes, rows: Sequence[Row], names: Sequence[str] | None = None, gr
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     label = "test accuracy, % (bar: 95% interval)"
-    axes.set(ylim=(len(rows) - 0.5, -0.5), axisbelow=True, xlim=_frame(accuracies(rows)), xlabel=label)
+    every = 100 * np.concatenate([row.accuracy for row in rows])  # of some arms there may be fewer seeds
+    axes.set(ylim=(len(rows) - 0.5, -0.5), axisbelow=True, xlim=_frame(every), xlabel=label)
 
 
 def bar(axes: Axes, share: Interval, place: float, colour: str) -> None:
