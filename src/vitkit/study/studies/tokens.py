@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from vitkit.figures.style import Figure
 from vitkit.study.numbers import compare, direction, gained, interval, points, spread, verdict
-from vitkit.study.table import Arm, Finding, Setting, Study, Table, accuracies, line_figure
+from vitkit.study.table import Arm, Finding, Row, Setting, Study, Table, accuracies, line_figure
 
 CLS, GAP = "class token", "mean"
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the learning rate that is best for the class token
@@ -173,6 +173,9 @@ class Registers(Study):
     def effects(self, table: Table) -> list[float]:
         """The longest token with registers minus that without, in median lengths."""
         return table.measured_gap(*self.contrast, "longest")
+
+    def label(self, row: Row) -> str:
+        return f"{row.name}\nlongest token: {row.measured('longest').mean():.1f} medians"
 
     def find(self, table: Table) -> Finding:
         gap = interval(self.effects(table))
