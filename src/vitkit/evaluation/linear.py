@@ -27,7 +27,7 @@ STRENGTHS = [10 ** (1 - i / 2) for i in range(15)]  # of the penalty strength / 
 FOLDS = 5
 PATIENCE = 4  # so many strengths in a row without a better score end the search
 MOST_WORK = 2e9  # N D C; beyond, one part in five is held out instead of five times one
-ALONE = 1e7  # N D C; below, one thread is faster than several, which meet in every small product
+ALONE = 1e7  # N D C; below, products are so small that several threads mostly wait for each other: an estimate
 _IN_DOUBLE = 1 << 27  # N D; more is computed in single precision
 
 
