@@ -36,12 +36,11 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.explanation.inside import as_vit
-from vitkit.model.attention import Attention, OnKeys, OnWeights
+from vitkit.model.attention import Attention, OnWeights
 from vitkit.model.build import Model
 from vitkit.model.config import Size
 from vitkit.model.head import Pool
 from vitkit.model.patches import PatchEmbedding, conv_to_linear
-from vitkit.model.positions import Rotate
 from vitkit.model.relative import RelativeBias
 from vitkit.model.torch_attention import to_torch
 from vitkit.model.vit import ViT
@@ -154,27 +153,15 @@ def _fixed_token(model: ViT) -> None:
     model.class_token.requires_grad_(False)
 
 
-class Unseen(Attention):
-    """The first token is left out of what the others attend to."""
-
-    def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        rotate: Rotate = None,
-        on_weights: OnWeights = None,
-        queries: int | None = None,
-        on_keys: OnKeys = None,
-    ) -> Tensor:
-        count = x.shape[1]
-        sees = x.new_ones(count, count, dtype=torch.bool)  # N N
-        sees[1:, 0] = False
-        return super().forward(x, sees, rotate, on_weights, queries, on_keys)
-
-
 def _unseen_token(model: ViT) -> None:
+    def leave_out(attention: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        count = given[0].shape[1]
+        sees = given[0].new_ones(count, count, dtype=torch.bool)  # N N
+        sees[1:, 0] = False
+        return (given[0], sees, *given[2:])
+
     for block in model.encoder.blocks:
-        block.attention.__class__ = Unseen
+        block.get_submodule("attention").register_forward_pre_hook(leave_out)
 
 
 def _late_token(model: ViT) -> None:
