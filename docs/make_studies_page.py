@@ -161,6 +161,8 @@ def sure_zh(found: Result) -> str:
     length = lengths.get(context.plateau, "训练长度受预算所限，尚未看到平台期")
     if context.power is None:
         seen = "只有一个种子，无从得知种子之间的差别"
+    elif found.agreement == "does not show here":
+        seen = f"{context.seeds} 个种子，95% 置信区间排除了要找的效应"
     elif found.gap.covers_zero:
         seen = f"{context.seeds} 个种子，看到要找的效应的功效为 {context.power:.0%}"
     else:

@@ -118,12 +118,14 @@ def evaluate(
     batch_size: int | None = None,
     workers: int = 0,
     device: str | None = None,
+    views: int = 1,
     progress: Progress | None = None,
     **options: object,
 ) -> Evaluation:
     """Measure a model on a data set, with the model's own preprocessing; `.metrics` has the numbers.
 
     split         train, val, test or several as "val+test"; None: test if there is one, else val
+    views         of every image, up to ten (mirrored, moved), whose outputs are averaged: slower, often more accurate
     classes_from  which folders are the classes, as in `open_data`
     class_map     what the data's classes are called in the model, where that differs: {"zero": "0"}
     """
@@ -134,7 +136,7 @@ def evaluate(
             data = dataset.split(split) if split else dataset.evaluation()
         if class_map:
             data = map_classes(loaded, data, class_map)
-        return run_evaluation(loaded, data, batch_size=batch_size, workers=workers, progress=shown)
+        return run_evaluation(loaded, data, batch_size=batch_size, workers=workers, views=views, progress=shown)
 
 
 def predict(

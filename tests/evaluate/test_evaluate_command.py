@@ -65,6 +65,19 @@ def test_table_json_and_files(vitkit_evaluate, photos: Path, tmp_path: Path) -> 
     assert [c["support"] for c in result["per_class"]] == [8, 8]
 
 
+def test_several_views_are_reported_apart(vitkit_evaluate, photos: Path, tmp_path: Path) -> None:
+    model = saved(tmp_path / "model.safetensors")
+    plain = json.loads(vitkit_evaluate(model, photos, "--json")[1])
+    found = json.loads(vitkit_evaluate(model, photos, "--json", "--views", "10")[1])
+    averaged = found.pop("averaged")
+    assert found == plain, "the plain metrics stay what they are"
+    assert averaged["views"] == 10
+    by_python = vitkit.evaluate(model, photos, views=10)
+    assert averaged["loss"] == pytest.approx(by_python.loss)
+    assert averaged["loss"] != pytest.approx(plain["loss"])
+    assert "mean over 10 views of every image: " in vitkit_evaluate(model, photos, "--views", "10")[1]
+
+
 def test_other_split_batch_size_and_workers_change_nothing_else(vitkit_evaluate, photos: Path, tmp_path: Path) -> None:
     model = saved(tmp_path / "model.safetensors")
     found = [
@@ -154,6 +167,8 @@ def test_unreadable_files_are_listed(vitkit_evaluate, photos: Path, tmp_path: Pa
         (COLOUR.replace(classes=0), None, [], ["classes=0", "--probe knn"]),
         (COLOUR, None, ["--split", "holdout"], ["no split 'holdout'", "train, val, test"]),
         (COLOUR, None, ["--probe", "knn", "--split", "train"], ["learns from the split train", "on test"]),
+        (COLOUR, None, ["--views", "11"], ["--views 11 must be from 1 to 10"]),
+        (COLOUR, None, ["--views", "2", "--probe", "knn"], ["--views is for the model's own answers"]),
         (COLOUR, None, ["--device", "nonsense"], ["--device nonsense", "leave it out for"]),
     ],
 )

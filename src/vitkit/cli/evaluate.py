@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +41,9 @@ def evaluate(
         Kind | None,
         Option(help="Evaluate the features, not the head: nearest neighbours, least squares, logistic regression."),
     ] = None,
+    views: Annotated[
+        int, Option(help="Also ask about so many views of every image (mirrored, moved) and average the outputs.")
+    ] = 1,
     out: Annotated[Path | None, Option(help="Write evaluation.json and images into this folder.")] = None,
     classes_from: opt.ClassesFrom = "auto",
     class_map: opt.Map = None,
@@ -76,17 +80,23 @@ def evaluate(
         how |= {"rank": world.rank, "world_size": world.size}
         result: Evaluation | Probe
         clean: WithoutLeaks | None = None
+        several: Evaluation | None = None  # over several views of every image
         if probe is None:
             source = map_classes(loaded, source, parse_map(class_map or []))
+            if views != 1:  # first: it may be refused
+                several = run(loaded, source, progress=progress, views=views, **how)
             result = run(loaded, source, progress=progress, **how)
             clean = without_leaks(loaded, result, source, _leaked(dataset, data)) if world.first else None
+        elif views != 1:
+            raise ConfigError("--views is for the model's own answers; leave out --probe or --views")
         elif "train" in source.split.split("+") or source.split == "all":
             raise ConfigError(f"a probe learns from the split train; evaluate it on test, not on {source.split!r}")
         else:
             result = PROBES[probe.value](loaded, dataset.split("train"), source, progress=progress, **how)
         if world.first:
             looks = 0 if probe else looks_at(model, dataset, source.split)
-            _report(result, source, model, out, as_json, clean, looks)
+            averaged = None if several is None else {"views": views, **several.metrics}
+            _report(result, source, model, out, as_json, clean, looks, averaged)
 
 
 def _leaked(dataset: Dataset, data: str) -> list[str]:
@@ -106,6 +116,7 @@ def _report(
     as_json: bool,
     clean: WithoutLeaks | None = None,
     looks: int = 0,
+    averaged: Mapping[str, float] | None = None,  # the metrics over several views, and how many
 ) -> None:
     from vitkit.evaluation.figures import write_images
 
@@ -114,6 +125,8 @@ def _report(
         about["without_leaks"] = clean.to_dict()
     if looks:
         about["selected_among"] = looks
+    if averaged:
+        about["averaged"] = dict(averaged)
     written = []
     if out is not None:
         with adding_to_folder(out) as new:
@@ -126,6 +139,9 @@ def _report(
     echo(result.summary())
     if clean is not None:
         echo(clean.summary())
+    if averaged:
+        words = "   ".join(f"{key} {value:.4g}" for key, value in averaged.items() if key != "views")
+        echo(f"mean over {averaged['views']} views of every image: {words}")
     if looks:
         echo(f"these weights were selected by this split, as the best of {looks} evaluations: expect less elsewhere")
     if result.not_finite:

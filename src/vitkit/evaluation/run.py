@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitkit.data import Augment, BadFile, BadFiles, Loader, Source, normalise
 from vitkit.errors import DataError
+from vitkit.evaluation.views import over_views
 from vitkit.model.config import AnyConfig, Preprocessing
 from vitkit.progress import SILENT, Progress
 from vitkit.tasks.base import Task
@@ -47,13 +48,20 @@ class How(TypedDict, total=False):
 
 
 def evaluate(
-    model: nn.Module, source: Source, device: Device = None, progress: Progress = SILENT, **how: Unpack[How]
+    model: nn.Module,
+    source: Source,
+    device: Device = None,
+    progress: Progress = SILENT,
+    views: int = 1,
+    **how: Unpack[How],
 ) -> Evaluation:
     """Evaluate a model on a set, with the model's own preprocessing and by its own task.
 
     device  by default where the model is
+    views   of every image, whose outputs are averaged
     how     batch_size, workers, rank and world_size, as `How` says
     """
+    call = over_views(model, views, source.flip_safe)
     task = task_of(model, source.label_kind)
     order = task.align(model, source, progress)
 
@@ -61,7 +69,7 @@ def evaluate(
         return task.record(outputs if order is None else outputs[:, order], labels)
 
     with evaluation_loader(source, unwrapped(model).config, **how) as loader:
-        return task.evaluation(run(model, model, record, loader, device, progress), source)
+        return task.evaluation(run(model, call, record, loader, device, progress), source)
 
 
 def quick(

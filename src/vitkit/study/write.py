@@ -158,6 +158,8 @@ def _sure(result: Result) -> str:
     length = lengths.get(context.plateau, "the length is what the budget bought, before a plateau was seen")
     if context.power is None:
         seen = "one seed has no spread"
+    elif result.agreement == "does not show here":
+        seen = f"the 95% interval excludes what is looked for, {sought} ({context.seeds} seeds)"
     elif result.gap.covers_zero:
         seen = f"{sought} is seen with {context.power:.0%} power ({context.seeds} seeds)"
     else:

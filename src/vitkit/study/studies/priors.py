@@ -105,7 +105,8 @@ class Scaling(Study):
         cost = table["ViT, L"].macs / max(1, table["ViT, S"].macs)
         words = (compare(f"the large {kind}", "the small one", gap) for kind, gap in grown.items())
         second = f"with {cost:.0f} times the multiply-adds {'; '.join(words)}"
-        return Finding(f"{cost:.0f} times the compute, ViT: {gained(grown['ViT'])}", first, second)
+        ends = [gained(gap, less="-", more="+") for gap in (small, large)]
+        return Finding(f"Hybrid against ViT, small: {ends[0]}; large: {ends[1]}", first, second)
 
     def draw(self, table: Table) -> Figure:
         figure = new_figure(3.4)
