@@ -42,7 +42,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as `vitkit train` has it: for timm and the plain pass too
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `vitkit train` has it: for timm and the plain pass too
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import numpy as np

@@ -1,10 +1,10 @@
 """A training step by threads and by processes, alone and beside busy neighbours.
 
 A thread that waits for the others spins by default: where another process has taken its core, all of them spin until
-it is back. With OMP_WAIT_POLICY=passive, which `vitkit train` sets, they sleep. Processes have a thread each, the
-images of a batch in equal parts, and exchange gradients once a step, as with torchrun. A step is forward, backward,
-clipping and Muon. Every figure is of processes of its own, since the policy is read once; the order of the cases turns
-from round to round.
+it is back. With OMP_WAIT_POLICY=passive they sleep at once; with GOMP_SPINCOUNT=1000, which `vitkit train` sets, they
+spin for some microseconds and then sleep. Processes have a thread each, the images of a batch in equal parts, and
+exchange gradients once a step, as with torchrun. A step is forward, backward, clipping and Muon. Every figure is of
+processes of its own, since both are read once; the order of the cases turns from round to round.
 
     python benchmarks/threads.py             # about a quarter of an hour
     python benchmarks/threads.py --quick     # half a minute, to see that it runs
@@ -26,12 +26,14 @@ from harness import machine, save, table
 
 BUSY = "while True: pass"
 CORES = os.cpu_count() or 1
-#        name: threads, processes, OMP_WAIT_POLICY
-CASES = {
-    "one thread": (1, 1, "passive"),
-    "all threads, spinning": (CORES, 1, ""),
-    "all threads, sleeping": (CORES, 1, "passive"),
-    "as many processes": (1, CORES, "passive"),
+BRIEFLY = {"GOMP_SPINCOUNT": "1000"}
+#        name: threads, processes, how a thread waits
+CASES: dict[str, tuple[int, int, dict[str, str]]] = {
+    "one thread": (1, 1, BRIEFLY),
+    "all threads, spinning": (CORES, 1, {}),
+    "all threads, spinning briefly": (CORES, 1, BRIEFLY),
+    "all threads, sleeping": (CORES, 1, {"OMP_WAIT_POLICY": "passive"}),
+    "as many processes": (1, CORES, BRIEFLY),
 }
 #         name: images of a step, on all processes
 MODELS = {"hybrid-32px/8": 128, "vit-32px/4": 128, "vit-28px/7": 128, "vit-ti/16": 16}
@@ -55,12 +57,12 @@ def steps(name: str, threads: int, seconds: float) -> None:
         model = vitkit.create(name)
         half = precision_for(model.config, world.device)
         step = Step(model, vitkit.TrainConfig(optimizer="muon", lr=0.01, weight_decay=0.05, precision=half))
+        images, labels = step.batch(MODELS[name] // world.size)
+        images.normal_()
         step.trainee = wrap(step.trainee, world, shard=False)  # type: ignore[assignment]
         for optimizer in step.optimizers:
             if isinstance(optimizer, Muon):
                 optimizer.world = world
-        images, labels = step.batch(MODELS[name] // world.size)
-        images.normal_()
         spent, count = 0.0, -2  # the first two allocate
         while world.largest(spent)[0] < seconds:
             start = time.perf_counter()
@@ -75,8 +77,8 @@ def steps(name: str, threads: int, seconds: float) -> None:
 
 
 def speed(name: str, case: str, seconds: float) -> float:
-    threads, processes, policy = CASES[case]
-    kept = {k: v for k, v in os.environ.items() if k not in OURS} | ({"OMP_WAIT_POLICY": policy} if policy else {})
+    threads, processes, waiting = CASES[case]
+    kept = {k: v for k, v in os.environ.items() if k not in OURS} | waiting
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vitkit import __version__
-from vitkit.cli.main import app, run, sleep_while_waiting
+from vitkit.cli.main import SPINS, app, run, spin_briefly
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
@@ -91,15 +91,15 @@ def test_debug_shows_the_traceback() -> None:
 @pytest.mark.parametrize(
     ("words", "given", "expected"),
     [
-        (["train", "photos"], {}, "passive"),
+        (["train", "photos"], {}, SPINS),
         (["predict", "m", "photo.jpg"], {}, None),  # the latency of one image is another matter
-        (["train", "photos"], {"OMP_WAIT_POLICY": "active"}, "active"),
-        (["train", "photos"], {"GOMP_SPINCOUNT": "5"}, None),
+        (["train", "photos"], {"OMP_WAIT_POLICY": "active"}, None),
+        (["train", "photos"], {"GOMP_SPINCOUNT": "5"}, "5"),
         ([], {}, None),
     ],
-    ids=["train", "predict", "said otherwise", "said by count", "nothing"],
+    ids=["train", "predict", "policy given", "count given", "nothing"],
 )
-def test_threads_of_a_training_step_sleep_while_they_wait(
+def test_threads_of_a_training_step_spin_only_briefly(
     monkeypatch: pytest.MonkeyPatch, words: list[str], given: dict[str, str], expected: str | None
 ) -> None:
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
@@ -107,8 +107,8 @@ def test_threads_of_a_training_step_sleep_while_they_wait(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "environ", os.environ.copy())  # what is set stays here
-    sleep_while_waiting(words)
-    assert os.environ.get("OMP_WAIT_POLICY") == expected
+    spin_briefly(words)
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
 def test_a_table_is_never_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,19 +127,23 @@ def _options(
 TRAINS = ("train", "pretrain", "demo", "sweep", "study", "replay")
 
 
-def sleep_while_waiting(words: list[str]) -> None:
-    """Threads of a training step that wait for each other sleep instead of spinning, unless the user says otherwise.
+SPINS = "1000"  # turns of a loop, some microseconds
 
-    Spinning holds up a busy machine, where another process may have the core that is waited for; benchmarks/threads.py
-    measures it. OpenMP reads it once, before torch is imported.
+
+def spin_briefly(words: list[str]) -> None:
+    """Threads of a training step that wait for each other spin for a moment, then sleep, unless the user decides.
+
+    Sleeping at once costs a third of the speed where operations are short, as those of small models in bf16; spinning
+    for long holds up a busy machine, where another process may have the core that is waited for.
+    benchmarks/threads.py measures it. OpenMP reads it once, before torch is imported.
     """
-    if words[:1] and words[0] in TRAINS and "GOMP_SPINCOUNT" not in os.environ:
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if words[:1] and words[0] in TRAINS and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def run() -> None:
     """Entry point: vitkit's own errors become one or two lines and exit code 2, never a traceback."""
-    sleep_while_waiting(sys.argv[1:])
+    spin_briefly(sys.argv[1:])
     if "_VITKIT_COMPLETE" in os.environ:  # a shell asks what could come next
         from typer.completion import completion_init
 
