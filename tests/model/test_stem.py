@@ -6,6 +6,8 @@ epsilon 1e-6, TensorFlow's SAME padding. `tests/parity/test_timm.py` holds `nume
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -228,15 +230,17 @@ def test_more_filters_than_directions_repeat_them() -> None:
     assert torch.equal(layer.weight[:4], layer.weight[4:8])
 
 
-def test_a_block_of_convolutions_in_plain_words() -> None:
-    """Max-pool; convolution, BatchNorm, GELU, as often as said; the third adds what it was given."""
-    stem = WhitenedStem(WhitenedStemConfig((4, 6), (1, 3), 8), channels=2).double().eval()
+@pytest.mark.parametrize("pool", ["before", "behind"])
+def test_a_block_of_convolutions_in_plain_words(pool: Literal["before", "behind"]) -> None:
+    """Convolution, BatchNorm, GELU, as often as said; the third adds what it was given. Max-pooling by the first."""
+    stem = WhitenedStem(WhitenedStemConfig((4, 6), (1, 3), 8, pool), channels=2).double().eval()
     peers.randomize(stem)
     x = torch.nn.functional.gelu(stem.whitening(image(2, 8, 12)))
     for block in stem.blocks:
-        x = torch.nn.functional.max_pool2d(x, 2)
+        x = torch.nn.functional.max_pool2d(x, 2) if pool == "before" else x
         for turn, (conv, norm) in enumerate(zip(block.convs, block.norms, strict=True)):
             y = torch.nn.functional.conv2d(x, conv.weight, padding=1)
+            y = torch.nn.functional.max_pool2d(y, 2) if pool == "behind" and not turn else y
             mean, var, weight, bias = (
                 t[:, None, None] for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
             )
@@ -247,7 +251,7 @@ def test_a_block_of_convolutions_in_plain_words() -> None:
 
 
 def test_stems_come_back_from_json() -> None:
-    for stem in (ConvStemConfig((4, 8)), WhitenedStemConfig((4, 8), (1, 2)), StemConfig((1, 1), 8)):
+    for stem in (ConvStemConfig((4, 8)), WhitenedStemConfig((4, 8), (1, 2), pool="behind"), StemConfig((1, 1), 8)):
         config = ViTConfig(32, 8, stem=stem)
         assert ViTConfig.from_json(config.to_json()).stem == stem
 

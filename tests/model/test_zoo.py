@@ -37,8 +37,9 @@ OWN = {
     "conv+28px/8": 280_426,
     "conv+32px/8": 674_826,
     "hybrid-28px/8": 241_546,
-    "hybrid-32px/8": 552_010,
-    "hybrid-32px/8-l": 3_817_098,
+    "hybrid-32px/8": 671_370,
+    "hybrid-32px/8-m": 1_425_546,
+    "hybrid-32px/8-l": 3_098_122,
     "vit-lite-7/4": 3_722_250,  # published: 3.72M
     "resnet-26": 15_995_176,
     "resnet-50": 25_557_032,  # as timm's resnet50 with its 53,120 BatchNorm weights, here GroupNorm's

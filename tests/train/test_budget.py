@@ -20,10 +20,13 @@ from train.test_frozen import digests
 from train.test_runs import KILLER, Clock
 from vitkit import world as worlds
 from vitkit.data import open_data, preset
+from vitkit.data.dataset import Dataset
 from vitkit.data.order import stratified_order, stratified_part
+from vitkit.data.sources.arrays import from_arrays
 from vitkit.errors import ConfigError
 from vitkit.evaluation.features import features
 from vitkit.model import zoo
+from vitkit.model.summary import summarize
 from vitkit.training import budget, costs, run
 from vitkit.training.budget import Chooser, Wanted, cut_features, cut_steps
 from vitkit.training.config import TrainConfig
@@ -289,6 +292,36 @@ def test_a_smaller_size_is_chosen_and_explained(
     assert "64x64" in line
     asked = config.replace(out=str(tmp_path / "asked"), image_size=(64, 64))
     assert run.train(asked, started=clock.now).model.config.image_size == (64, 64)
+
+
+def colours(count: int) -> Dataset:
+    """Noise of 32 pixels in two classes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+    return from_arrays("noise", {"train": (pixels, np.arange(count) % 2)}, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(60.0, "hybrid-32px/8"), (500.0, "hybrid-32px/8-m"), (2000.0, "hybrid-32px/8-l")],
+)
+def test_the_largest_model_that_sees_every_image_often_enough(seconds: float, expected: str) -> None:
+    """By made-up costs: a second for 100 million multiply-adds, of a set of 600 images."""
+    data, world, asked = colours(600), worlds.join(), TrainConfig(data="noise", budget=seconds, baseline="no")
+
+    def measure(config: TrainConfig) -> Costs:
+        gmacs = summarize(zoo.config(config.model))["gmacs"]
+        return Costs(image=10 * gmacs / 6, update=0.0, evaluated=gmacs / 10)
+
+    config, reasons = complete(asked, data, world, None)
+    config, reasons = budget.keep(asked, config, reasons, data, world, None, time.monotonic(), measure=measure)
+    assert config.model == expected
+    (line,) = [line for line in reasons if line.startswith("model: ")]
+    assert line.startswith(f"model: {expected}, ")
+    assert ("a larger one" in line) == (expected != "hybrid-32px/8")
+    asked = asked.replace(model="mu")
+    named, reasons = complete(asked, data, world, None)
+    config, _ = budget.keep(asked, named, reasons, data, world, None, time.monotonic(), measure=measure)
+    assert config.model == "mu"
 
 
 def test_features_stop_when_the_time_is_over_and_stay_so(squares: str, large: str, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tasks.test_add_one import Toy
 from vitkit.data import Augment, open_data
 from vitkit.data.preprocess import prepare_pixels
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.model import zoo
 from vitkit.model.base import Outputs
 from vitkit.model.stem import Whitening
 from vitkit.progress import SILENT
@@ -206,12 +207,12 @@ def test_muon_is_the_same_when_processes_share_it() -> None:
 
 @pytest.mark.parametrize("count", [6, 12], ids=["any", "three times as many as channels, like a qkv"])
 def test_muon_treats_filters_as_rows_of_one_matrix_and_keeps_their_length(count: int) -> None:
-    """Only the direction of filters matters before a norm: their length stays the root of their number."""
+    """Only the direction of filters matters before a norm: their length stays the root of their number, steps are long."""
     weight = nn.Parameter(torch.randn(count, 4, 3, 3))
     before, gradient = weight.detach().clone(), torch.randn(count, 4, 3, 3)
     weight.grad = gradient
     Muon([{"params": [weight]}], lr=0.1).step()
-    moved = (before * (count**0.5 / before.norm()) - weight.detach()) / 0.1
+    moved = (before * (count**0.5 / before.norm()) - weight.detach()) / (0.1 * optim.FILTERS)
     torch.testing.assert_close(moved.flatten(1), orthogonal(gradient.flatten(1)[None])[0], atol=1e-3, rtol=1e-3)
 
 
@@ -219,7 +220,7 @@ def test_muon_takes_the_filters_of_a_whitened_stem() -> None:
     model = vitkit.create("hybrid-32px/8")
     apart = {id(p) for g in optim.groups(model, TrainConfig(optimizer="muon")) if g["apart"] for p in g["params"]}
     filters = [p for name, p in model.named_parameters() if name.startswith("stem.blocks.") and p.ndim == 4]
-    assert len(filters) == 5
+    assert len(filters) == 6
     assert apart >= {id(p) for p in filters}
 
 
@@ -366,6 +367,19 @@ def test_few_blocks_are_fine_tuned_alike(depth: int, changes: dict, lr: float, l
     config = TrainConfig(data="digits", init="m.safetensors", **changes)
     found = choose_optimizer(config, 64, vitkit.create("mu", depth=depth).config, [])
     assert (found["optimizer"], found["lr"], found.get("layer_decay")) == ("adamw", lr, layer_decay)
+
+
+def test_how_fast_a_new_model_learns() -> None:
+    """Soon forgotten steps for a whitened stem; what was asked for stays."""
+    schedule = ("schedule", "warmup", "muon_momentum")
+    stem, plain = (zoo.config(name) for name in ("hybrid-32px/8", "vit-32px/4"))
+    found = choose_optimizer(TrainConfig(), 64, stem, [])
+    assert [found[name] for name in schedule] == ["linear", 0.2, 0.6]
+    found = choose_optimizer(TrainConfig(schedule="cosine", muon_momentum=0.9, lr=0.01), 64, stem, [])
+    assert [found.get(name) for name in (*schedule, "lr")] == [None, 0.2, None, 0.01]
+    for other, model in ((TrainConfig(), plain), (TrainConfig(optimizer="adamw"), stem)):
+        found = choose_optimizer(other, 64, model, [])
+        assert [found.get(name) for name in schedule] == ["cosine", 0.05, None]
 
 
 @pytest.mark.parametrize("init", ["runs/nope", "nope.safetensors"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
@@ -173,18 +174,20 @@ class Whitening(Part):
 
 
 class ConvBlock(Part):
-    """Max-pooling to half the map, then 3x3 convolutions with BatchNorm and GELU; the third and later are residual."""
+    """3x3 convolutions with BatchNorm and GELU, the third and later residual; max-pooling halves the map once."""
 
-    def __init__(self, channels: int, width: int, count: int) -> None:
+    def __init__(self, channels: int, width: int, count: int, pool_first: bool) -> None:
         super().__init__()
+        self.pool_first = pool_first
         inputs = [channels] + [width] * (count - 1)
         self.convs = nn.ModuleList(nn.Conv2d(i, width, 3, padding=1, bias=False) for i in inputs)
         self.norms = nn.ModuleList(BatchNorm(width) for _ in inputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(x, 2)
+        x = F.max_pool2d(x, 2) if self.pool_first else x
         for turn, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            y = F.gelu(norm(conv(x)))
+            y = conv(x)
+            y = F.gelu(norm(y if turn or self.pool_first else F.max_pool2d(y, 2)))
             x = x + y if turn > 1 else y
         return x  # B width H/2 W/2
 
@@ -202,7 +205,8 @@ class WhitenedStem(Part):
         super().__init__()
         self.whitening = Whitening(channels, config.filters)
         inputs = (config.filters, *config.widths[:-1])
-        self.blocks = nn.Sequential(*map(ConvBlock, inputs, config.widths, config.convs))
+        pool_first = repeat(config.pool == "before")
+        self.blocks = nn.Sequential(*map(ConvBlock, inputs, config.widths, config.convs, pool_first))
 
     def forward(self, images: Tensor) -> Tensor:
         white = F.gelu(self.whitening(images.contiguous(memory_format=torch.channels_last)))

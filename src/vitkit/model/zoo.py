@@ -22,11 +22,14 @@ def _resnet(size: int, layers: tuple[int, ...], width: int = 64, **more: object)
 
 _GREY = {"channels": 1, "classes": 10}
 _MEAN = {"pooling": "mean", "class_token": False, "classes": 10}
+_SCALED = {**_MEAN, "layer_scale": 0.1}
 _R, _R26, _R50 = StemConfig(()), StemConfig((2, 2, 2, 2)), StemConfig((3, 4, 6, 3))
 _C8, _C28 = ConvStemConfig((32, 64), (1, 1)), ConvStemConfig((16, 32), (2, 1))
 _C32 = ConvStemConfig((64, 128), (2, 2))
-_W28, _W32 = WhitenedStemConfig((24, 48, 96), (2, 2, 1), 8), WhitenedStemConfig((48, 96, 128), (2, 2, 1))
-_W32L = WhitenedStemConfig((96, 192, 256), (2, 2, 2))
+_W28 = WhitenedStemConfig((24, 48, 96), (2, 2, 1), 8)
+_W32S = WhitenedStemConfig((32, 96, 128), (2, 2, 2), pool="behind")
+_W32M = WhitenedStemConfig((48, 128, 192), (2, 2, 2), pool="behind")
+_W32L = WhitenedStemConfig((64, 256, 256), (2, 2, 2), pool="behind")
 _R50_16 = StemConfig((3, 4, 9))  # the third stage takes the blocks of the fourth, to stop at stride 16
 
 # fmt: off
@@ -56,8 +59,9 @@ ZOO: dict[str, AnyConfig] = {
     "conv+32px/8":  _vit( 32,   8,   128,   4,   4,   256, stem=_C32, **_MEAN),
     # the same with a whitened stem, whose filters Muon trains: the best that minutes on a CPU can buy
     "hybrid-28px/8":   _vit(32, 8,   96,   2,   4,   192, stem=_W28, channels=1, **_MEAN),  # enlarged to 32
-    "hybrid-32px/8":   _vit(32, 8,  128,   2,   4,   256, stem=_W32, **_MEAN),
-    "hybrid-32px/8-l": _vit(32, 8,  256,   4,   4,   512, stem=_W32L, **_MEAN),
+    "hybrid-32px/8":   _vit(32, 8,  128,   2,   2,   256, stem=_W32S, **_SCALED),
+    "hybrid-32px/8-m": _vit(32, 8,  192,   2,   3,   384, stem=_W32M, **_SCALED),
+    "hybrid-32px/8-l": _vit(32, 8,  256,   2,   4,   512, stem=_W32L, **_SCALED),
     # the CNN that ViT is compared with
     "resnet-26":    _resnet(224, (2, 2, 2, 2)),
     "resnet-50":    _resnet(224, (3, 4, 6, 3)),

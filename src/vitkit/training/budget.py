@@ -1,7 +1,8 @@
 """A budget that is kept: what a run costs is measured before it starts, and cut to what the time allows.
 
-Four rules, in this order:
+Five rules, in this order:
 
+model       without --model and --init, for small images, the largest of a few that sees every image often enough
 size        with --init and no --image-size, the largest size up to the checkpoint's own at which the run sees every
             image twice and evaluates the whole test split (with a frozen backbone: at which all features fit)
 evaluation  validation takes a tenth of the budget at most and the test split what then leaves seven tenths for
@@ -35,7 +36,7 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.costs import Costs, measured
 from vitkit.training.loop import FEW, MOST, ending
 from vitkit.training.parts import EVALUATED, task_for, validation_split
-from vitkit.training.recipe import ONCE, choose_augmentation, complete
+from vitkit.training.recipe import ONCE, choose_augmentation, complete, larger_models
 from vitkit.training.states import frozen_blocks, views_of
 from vitkit.world import World
 
@@ -45,6 +46,7 @@ SEARCH = 0.1  # at most, for the learning rate of fine-tuning
 BASELINE = 0.05  # of a budget, and
 BASELINE_SECONDS = 10.0  # at most
 PASSES = 2.0  # over the training images, for which a smaller image size is taken
+LARGER = 4.0  # passes, for which a larger model is taken
 LEAST_GRID = 7  # patches along the shorter side: below, photographs are hardly recognised
 STEPS, LEAST_STEPS, LEAST_BATCH = 40, 4, 8
 LEAST_IMAGES = 16  # of a split that is evaluated
@@ -249,13 +251,21 @@ def keep(
     task = task_for(config, data.split("train"))
     if config.shard or (task.pretrains and world.size > 1):  # nothing that one process could measure alone
         return config, reasons
-    chooser = Chooser(
-        config,
-        _wanted(asked, config, data, task),
-        lambda c: Costs(*world.largest(*(measure(c) if measure else measured(c, data, world, init, teacher)))),
-        lambda: world.largest(time.monotonic() - started)[0],
-        open_size(asked, init, task),
-    )
+
+    def costs_of(config: TrainConfig) -> Costs:
+        return Costs(*world.largest(*(measure(config) if measure else measured(config, data, world, init, teacher))))
+
+    def clock() -> float:
+        return world.largest(time.monotonic() - started)[0]
+
+    chooser = Chooser(config, _wanted(asked, config, data, task), costs_of, clock, open_size(asked, init, task))
+    larger = ""
+    for name in larger_models(asked, data.split("train"), task):  # while the next one still sees enough
+        bigger, lines = complete(asked, data, world, None, name)
+        one = Chooser(bigger, _wanted(asked, bigger, data, task), costs_of, clock)
+        if one.cut(None).passes < LARGER:
+            break
+        larger, chooser, config, reasons = name, one, bigger, lines
     size = chooser.size()
     cut = chooser.cut(size)
     if cut.needs > config.budget:  # perhaps something else kept the machine busy for a moment
@@ -270,7 +280,7 @@ def keep(
     if cut.batch != config.batch_size:
         changes["batch_size"] = cut.batch
     if changes:  # what follows from them, such as the learning rate, is chosen again
-        config, reasons = complete(asked.replace(**changes), data, world, init.config if init else None)
+        config, reasons = complete(asked.replace(**changes), data, world, init.config if init else None, larger)
     seconds = {"step": costs.step(cut.batch), "evaluated image": costs.evaluated}
     if config.head == "converge":
         head = cut.learning - cut.train * wanted.views * costs.evaluated

@@ -49,11 +49,12 @@ class TrainConfig(Jsonable):
     optimizer: str = ""  # a name of `OPTIMIZERS`
     lr: float = 0.0
     weight_decay: float = -1.0  # negative: the recipe's
-    momentum: float = 0.9  # of sgd; muon uses 0.95
+    momentum: float = 0.9  # of sgd
+    muon_momentum: float = 0.0  # of muon; 0: chosen, and 0.95 where nothing chooses
     beta2: float = 0.99
     clip: float = 1.0  # largest norm of the gradient; 0: no limit
-    schedule: str = "cosine"
-    warmup: float = 0.05  # share of the run in which the learning rate rises
+    schedule: str = ""  # a name of `SCHEDULES`; "": chosen
+    warmup: float = -1.0  # share of the run in which the learning rate rises; negative: chosen
     end: float = 0.0  # share of the peak learning rate that is left at the end
     layer_decay: float = 1.0  # each layer below the head learns this much slower
     ema: float = 0.0  # decay of the averaged weights; 0: off
@@ -156,7 +157,8 @@ _COUNTS = (
 )
 _RANGES: list[tuple[tuple[str, ...], Callable[[float], bool], str]] = [
     (_COUNTS, lambda x: x >= 0, "not be negative"),
-    (("ema", "patch_dropout", "warmup", "end"), lambda x: 0 <= x < 1, "be at least 0 and below 1"),
+    (("ema", "patch_dropout", "muon_momentum", "end"), lambda x: 0 <= x < 1, "be at least 0 and below 1"),
+    (("warmup",), lambda x: x < 1, "be below 1"),
     (("layer_decay", "progressive"), lambda x: 0 < x <= 1, "be above 0 and at most 1"),
     (("teacher_share",), lambda x: x <= 1, "be at most 1"),
     (("accumulate", "log_every"), lambda x: x >= 1, "be at least 1"),

@@ -112,12 +112,14 @@ class Lamb(torch.optim.Optimizer):
 LONG = 4  # times as many columns as rows: then Newton-Schulz on rows by rows is clearly cheaper
 # Muon's update has a fixed size per weight; AdamW's tables, norms and head want smaller steps beside it.
 MUON_ADAM_SHARE = 0.15
+FILTERS = 4.0  # a filter's step in those of a matrix: its length is kept, so that long steps do not make it grow
 
 
 def muon(parts: list[Group], config: TrainConfig) -> Optimizers:
     """Two: Muon takes the matrices of the blocks and the filters of a whitened stem, AdamW the rest."""
     matrices, rest = ([g for g in parts if g["apart"] == apart] for apart in (True, False))
-    found: Optimizers = [Muon(matrices, config.lr, half=config.precision == "bf16")] if matrices else []
+    momentum, half = config.muon_momentum or 0.95, config.precision == "bf16"
+    found: Optimizers = [Muon(matrices, config.lr, momentum, half)] if matrices else []
     return found + (adamw(rest, config, MUON_ADAM_SHARE if matrices else 1.0) if rest else [])
 
 
@@ -159,9 +161,10 @@ class Muon(torch.optim.Optimizer):
                 owners.append((max(1.0, stack.shape[1] / stack.shape[2]) ** 0.5, [p for p, _ in pairs], group))
         for stack, (scale, parameters, group) in zip(self._orthogonal(stacks), owners, strict=True):
             for parameter, update in zip(parameters, (stack * scale).chunk(len(parameters)), strict=True):
-                kept = 1 - group["lr"] * group["weight_decay"]
-                length = parameter.shape[0] ** 0.5 / parameter.norm() if parameter.ndim == 4 else kept
-                parameter.mul_(length).add_(update.to(parameter).view(parameter.shape), alpha=-group["lr"])
+                kept, far = 1 - group["lr"] * group["weight_decay"], group["lr"]
+                if parameter.ndim == 4:
+                    kept, far = parameter.shape[0] ** 0.5 / parameter.norm(), FILTERS * far
+                parameter.mul_(kept).add_(update.to(parameter).view(parameter.shape), alpha=-far)
 
     def _orthogonal(self, stacks: list[Tensor]) -> list[Tensor]:
         """Each B M N, made orthogonal: all here, or in the processes that share the work."""

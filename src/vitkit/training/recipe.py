@@ -6,7 +6,7 @@ What a choice was measured to be worth stands beside it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from vitkit.data.decode import BadImage
 from vitkit.data.preprocess import can_match
 from vitkit.errors import ConfigError
 from vitkit.model import zoo
-from vitkit.model.config import AnyConfig, Size, ViTConfig
+from vitkit.model.config import AnyConfig, Size, ViTConfig, WhitenedStemConfig
 from vitkit.model.summary import summarize
 from vitkit.tasks import Task
 from vitkit.training import published
@@ -33,19 +33,25 @@ Choices = dict[str, object]  # for fields of the configuration that were left op
 FEW = 5_000  # images; fewer are learned by heart without dropout
 VIEWS = 8  # of every image, where a frozen backbone is to see augmented ones
 SHALLOW = 8  # blocks; fewer are fine-tuned at one learning rate
-LARGER = 0.02  # seconds of a budget for each image of 32 pixels, from which a larger model is taken: an estimate
 WORTH_BF16 = 20e6  # multiply-adds of an image, from which bf16 is taken where the processor has it
 ONCE, MANY = 1.5, 100.0  # passes over the images: up to the first none varies, from the second on all vary more
+# Of Muon on a whitened stem: steps that are soon forgotten, as in the speed records on CIFAR-10
+STEM_SCHEDULE = {"schedule": "linear", "warmup": 0.2, "muon_momentum": 0.6}
 SMOOTHED = 0.1  # share of the target that a new classifier spreads over all classes
-_SMALL = (  # images up to so many pixels, the model, what it is made for
-    (12, "conv+8px/2", "8 pixels"),
-    (30, "hybrid-28px/8", "28 pixels, enlarged to 32: convolutions, then few tokens"),
-    (48, "hybrid-32px/8", "32 pixels: convolutions, then few tokens"),
+_SMALL = (  # images up to so many pixels, models from small to large, what they are made for
+    (12, ("conv+8px/2",), "8 pixels"),
+    (30, ("hybrid-28px/8",), "28 pixels, enlarged to 32: convolutions, then few tokens"),
+    (48, ("hybrid-32px/8", "hybrid-32px/8-m", "hybrid-32px/8-l"), "32 pixels: convolutions, then few tokens"),
 )
 
 
-def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig | None) -> tuple[TrainConfig, list[str]]:
-    """The configuration with nothing left open, and a line for every choice made."""
+def complete(
+    config: TrainConfig, data: Dataset, world: World, init: AnyConfig | None, larger: str = ""
+) -> tuple[TrainConfig, list[str]]:
+    """The configuration with nothing left open, and a line for every choice made.
+
+    `larger`: one of `larger_models`, for which a budget has the time.
+    """
     source = data.split("train")
     task = task_for(config, source)
     size, count, fine = image_size(source), len(source), config.init is not None
@@ -70,9 +76,10 @@ def complete(config: TrainConfig, data: Dataset, world: World, init: AnyConfig |
         raise ConfigError(f"--batch-size {batch} must be divided by the {world.size} processes")
     share = config.teacher_share if config.teacher_share >= 0 else 0.0 if config.teacher_features else 0.5
     choices: Choices = {"batch_size": batch, "loss": task.loss_name, "teacher_share": share}
-    choices |= fill_model(config, source, size, world, reasons, task, init)
+    choices |= fill_model(config, source, size, world, reasons, task, init, larger)
     choices |= choose_length(config, count, batch, reasons, task)
-    choices |= choose_optimizer(config, batch, init, reasons, task.pretrains)
+    name = str(choices.get("model", config.model))
+    choices |= choose_optimizer(config, batch, init or zoo.config(name), reasons, task.pretrains)
     if task.pretrains:
         check_pretraining(config.replace(**choices), task, size, min(batch, count) // world.size, init)
     choices |= choose_precision(config.replace(**choices), init, world, reasons)
@@ -123,6 +130,7 @@ def fill_model(
     reasons: list[str],
     task: Task,
     init: AnyConfig | None = None,
+    larger: str = "",
 ) -> Choices:
     """The model where none was named, and the channels of the images."""
     if config.init is not None:
@@ -133,7 +141,7 @@ def fill_model(
         return {"changes": {"channels": source.channels, **config.changes}}
     if config.model:
         return {} if "channels" in config.changes else {"changes": {"channels": source.channels, **config.changes}}
-    name, changes, why = choose_model(size, source.channels, world, config.budget / len(source))
+    name, changes, why = choose_model(size, source.channels, world, larger)
     pixels = config.image_size or config.changes.get("image_size") or changes.pop("image_size", None)
     changes.pop("image_size", None)
     if pixels is not None and config.image_size is None:
@@ -203,49 +211,61 @@ def image_size(source: Source) -> Size:
     return int(height), int(width)
 
 
-def choose_model(size: Size, channels: int, world: World, seconds: float = 0.0) -> tuple[str, Choices, str]:
-    """A name of the zoo, changes to it, and why; `seconds` are those of a budget for each image.
+def choose_model(size: Size, channels: int, world: World, larger: str = "") -> tuple[str, Choices, str]:
+    """A name of the zoo, changes to it, and why.
 
     Small images: convolutions before few tokens; benchmarks/recipes.py compares the choice with others.
     """
     same: Choices = {"channels": channels}
-    for pixels, name, why in _SMALL:
+    for pixels, names, why in _SMALL:
         if max(size) <= pixels:
-            if name == "hybrid-32px/8" and seconds > LARGER:
-                return f"{name}-l", same, f"made for images of {why}; the larger one, for there is time"
-            return name, same, f"made for images of {why}"
+            time = "; a larger one, for there is time" if larger else ""
+            return larger or names[0], same, f"made for images of {why}{time}"
     if world.device.type == "cpu":
         return "vit-ti/16", {**same, "image_size": 128}, "a small one of the paper's shape, for a CPU"
     return "vit-s/16", same, "a good start on a GPU; larger ones want more data"
 
 
+def larger_models(config: TrainConfig, source: Source, task: Task) -> Sequence[str]:
+    """What may be taken in place of the model that is chosen for these images, from small to large."""
+    if config.model or config.init is not None or task.pretrains:
+        return ()
+    size = max(image_size(source))
+    return next((names[1:] for pixels, names, _ in _SMALL if size <= pixels), ())
+
+
 def choose_batch(count: int, world: World, tiny: bool = False) -> int:
     """Large enough to keep the machine busy, small enough for a few hundred steps an epoch."""
-    batch = (128 if tiny else 64) if world.device.type == "cpu" else 256
+    batch = (256 if tiny else 64) if world.device.type == "cpu" else 256
     while batch > 16 and count // batch < 20:
         batch //= 2
     return max(world.size, batch // world.size * world.size)
 
 
 def choose_optimizer(
-    config: TrainConfig, batch: int, init: AnyConfig | None, reasons: list[str], pretrains: bool = False
+    config: TrainConfig, batch: int, model: AnyConfig, reasons: list[str], pretrains: bool = False
 ) -> Choices:
-    """Which, its peak learning rate and weight decay; for fine-tuning also whether early layers learn more slowly.
+    """Which, its learning rate over time and weight decay; for fine-tuning also whether early layers learn more slowly.
 
     A model of four blocks, from digits of 8 pixels to 16, 200 steps: 97.6% at 2e-3 without layer-wise decay, 90.0%
     at 5e-4 with it; LoRA 91.8% at 5e-3, 92.9% at 2e-2, 50.6% at 5e-4.
     """
     fine = config.init is not None
-    shallow = isinstance(init, ViTConfig) and init.depth < SHALLOW  # so few blocks that all should learn alike
+    shallow = isinstance(model, ViTConfig) and model.depth < SHALLOW  # so few blocks that all should learn alike
     name = config.optimizer or ("adamw" if fine or pretrains else "muon")
     kind = OPTIMIZERS[name]
     lr, decay = kind.lr, kind.decay
     if fine and name == "adamw" and not pretrains:
         lr = (2e-3 if shallow else 5e-4) * (4 if config.lora else 1)
+    schedule: Choices = {"schedule": "cosine", "warmup": 0.05}
+    if name == "muon" and isinstance(model, ViTConfig) and isinstance(model.stem, WhitenedStemConfig):
+        schedule = STEM_SCHEDULE
     lr *= (batch / kind.batch) ** kind.power
     if config.freeze == "backbone" and name != "sgd":
         lr, decay = 1e-2, 0.0
-    chosen: Choices = {"optimizer": name, "lr": config.lr or round(lr, 6)}
+    plain = TrainConfig()
+    chosen: Choices = {k: v for k, v in schedule.items() if getattr(config, k) == getattr(plain, k)}
+    chosen |= {"optimizer": name, "lr": config.lr or round(lr, 6)}
     chosen["weight_decay"] = config.weight_decay if config.weight_decay >= 0 else decay
     untouched = config.layer_decay == 1.0 and not config.freeze and not config.lora
     if fine and name == "adamw" and not shallow and untouched and not pretrains:
