@@ -207,7 +207,7 @@ def test_muon_is_the_same_when_processes_share_it() -> None:
 
 @pytest.mark.parametrize("count", [6, 12], ids=["any", "three times as many as channels, like a qkv"])
 def test_muon_treats_filters_as_rows_of_one_matrix_and_keeps_their_length(count: int) -> None:
-    """Only the direction of filters matters before a norm: their length stays the root of their number, steps are long."""
+    """Only the direction of filters matters before a norm: their length stays the root of their number; long steps."""
     weight = nn.Parameter(torch.randn(count, 4, 3, 3))
     before, gradient = weight.detach().clone(), torch.randn(count, 4, 3, 3)
     weight.grad = gradient
