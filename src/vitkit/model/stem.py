@@ -176,7 +176,7 @@ class Whitening(Part):
 class ConvBlock(Part):
     """3x3 convolutions with BatchNorm and GELU, the third and later residual; max-pooling halves the map once."""
 
-    def __init__(self, channels: int, width: int, count: int, pool_first: bool) -> None:
+    def __init__(self, channels: int, width: int, count: int, pool_first: bool = True) -> None:
         super().__init__()
         self.pool_first = pool_first
         inputs = [channels] + [width] * (count - 1)

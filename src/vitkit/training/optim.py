@@ -111,7 +111,7 @@ class Lamb(torch.optim.Optimizer):
 
 LONG = 4  # times as many columns as rows: then Newton-Schulz on rows by rows is clearly cheaper
 # Muon's update has a fixed size per weight; AdamW's tables, norms and head want smaller steps beside it.
-MUON_ADAM_SHARE = 0.15
+MUON_ADAM_SHARE = 0.6
 FILTERS = 4.0  # a filter's step in those of a matrix: its length is kept, so that long steps do not make it grow
 
 
