@@ -117,7 +117,7 @@ def jobs(args: argparse.Namespace) -> list[dict[str, Any]]:
     for minutes in [1 / 3] if args.quick else args.minutes:
         for seed in range(args.seeds):
             for arm in args.arms:
-                rates = yardstick.RATES if arm == "cnn" else (0.0,)
+                rates = args.rates if arm == "cnn" else (0.0,)
                 same = {"data": args.data, "minutes": 0.0 if arm == "demo" else round(minutes, 2), "arm": arm}
                 found += [{**same, "seed": seed, "rate": rate} for rate in rates]
     return found
@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, nargs="+", default=[2.5])
     parser.add_argument("--arms", nargs="+", choices=every, default=every[:-1])
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--rates", type=float, nargs="+", default=yardstick.RATES, help="of the CNN")
     parser.add_argument("--save", type=Path, default=RESULTS / "recipes.json")
     parser.add_argument("--show", action="store_true", help="print the table of what is in the results and run nothing")
     parser.add_argument("--quick", action="store_true")

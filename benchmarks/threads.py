@@ -36,7 +36,7 @@ CASES: dict[str, tuple[int, int, dict[str, str]]] = {
     "as many processes": (1, CORES, BRIEFLY),
 }
 #         name: images of a step, on all processes
-MODELS = {"hybrid-32px/8": 128, "vit-32px/4": 128, "vit-28px/7": 128, "vit-ti/16": 16}
+MODELS = {"hybrid-32px/8-m": 256, "vit-32px/4": 128, "vit-28px/7": 128, "vit-ti/16": 16}
 OURS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
 
 

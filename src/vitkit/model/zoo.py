@@ -26,7 +26,7 @@ _SCALED = {**_MEAN, "layer_scale": 0.1}
 _R, _R26, _R50 = StemConfig(()), StemConfig((2, 2, 2, 2)), StemConfig((3, 4, 6, 3))
 _C8, _C28 = ConvStemConfig((32, 64), (1, 1)), ConvStemConfig((16, 32), (2, 1))
 _C32 = ConvStemConfig((64, 128), (2, 2))
-_W28 = WhitenedStemConfig((24, 48, 96), (2, 2, 1), 8)
+_W8, _W28 = WhitenedStemConfig((24, 96), (2, 2), 8), WhitenedStemConfig((24, 48, 96), (2, 2, 1), 8)
 _W32S = WhitenedStemConfig((32, 96, 128), (2, 2, 2), pool="behind")
 _W32M = WhitenedStemConfig((48, 128, 192), (2, 2, 2), pool="behind")
 _W32L = WhitenedStemConfig((64, 256, 256), (2, 2, 2), pool="behind")
@@ -58,6 +58,7 @@ ZOO: dict[str, AnyConfig] = {
     "conv+28px/8":  _vit( 32,   8,    96,   2,   4,   384, stem=_C28, channels=1, **_MEAN),  # enlarged to 32
     "conv+32px/8":  _vit( 32,   8,   128,   4,   4,   256, stem=_C32, **_MEAN),
     # the same with a whitened stem, whose filters Muon trains: the best that minutes on a CPU can buy
+    "hybrid-8px/2":    _vit(16, 4,   96,   2,   4,   192, stem=_W8, channels=1, **_MEAN),  # enlarged to 16
     "hybrid-28px/8":   _vit(32, 8,   96,   2,   4,   192, stem=_W28, channels=1, **_MEAN),  # enlarged to 32
     "hybrid-32px/8":   _vit(32, 8,  128,   2,   2,   256, stem=_W32S, **_SCALED),
     "hybrid-32px/8-m": _vit(32, 8,  192,   2,   3,   384, stem=_W32M, **_SCALED),

@@ -39,7 +39,7 @@ ONCE, MANY = 1.5, 100.0  # passes over the images: up to the first none varies, 
 STEM_SCHEDULE = {"schedule": "linear", "warmup": 0.2, "muon_momentum": 0.6}
 SMOOTHED = 0.1  # share of the target that a new classifier spreads over all classes
 _SMALL = (  # images up to so many pixels, models from small to large, what they are made for
-    (12, ("conv+8px/2",), "8 pixels"),
+    (12, ("hybrid-8px/2",), "8 pixels, enlarged to 16: convolutions, then few tokens"),
     (30, ("hybrid-28px/8",), "28 pixels, enlarged to 32: convolutions, then few tokens"),
     (48, ("hybrid-32px/8", "hybrid-32px/8-m", "hybrid-32px/8-l"), "32 pixels: convolutions, then few tokens"),
 )
