@@ -21,11 +21,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `vitkit train` has it, for all
 
 import torch
 import torch.nn.functional as F
