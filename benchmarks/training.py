@@ -32,6 +32,8 @@ from vitkit.data import open_data
 from vitkit.evaluation import evaluation_loader
 from vitkit.evaluation import quick as quick_look
 
+MODEL = "conv+8px/2"  # of fine-tuning: made for 8 pixels
+
 
 def processes(quick: bool) -> list[dict[str, Any]]:
     short, long = (4, 8) if quick else (10, 60)
@@ -98,14 +100,14 @@ def fine_tuning(quick: bool) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         small = f"{temporary}/small"
-        train(TrainConfig(data="digits", steps=steps, out=small))
+        train(TrainConfig(data="digits", model=MODEL, steps=steps, out=small))
         start = test_accuracy(small)
         print(f"untrained at twice the size: {start:.1%}", flush=True)
         arms: dict[str, dict[str, Any]] = {
             "fine-tuned": {"init": small},
             "LoRA": {"init": small, "lora": 4},
             "linear probe": {"init": small, "freeze": "backbone"},
-            "from scratch": {},
+            "from scratch": {"model": MODEL},
         }
         for budget in seconds:
             for name, settings in arms.items():

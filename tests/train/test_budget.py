@@ -301,20 +301,29 @@ def colours(count: int) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(60.0, "hybrid-32px/8"), (500.0, "hybrid-32px/8-m"), (2000.0, "hybrid-32px/8-l")],
+    ("seconds", "expected", "measured"),
+    [
+        (60.0, "hybrid-32px/8", 1),
+        (350.0, "hybrid-32px/8", 2),
+        (500.0, "hybrid-32px/8-m", 3),
+        (2000.0, "hybrid-32px/8-l", 3),
+    ],
 )
-def test_the_largest_model_that_sees_every_image_often_enough(seconds: float, expected: str) -> None:
+def test_the_largest_model_that_sees_every_image_often_enough(seconds: float, expected: str, measured: int) -> None:
     """By made-up costs: a second for 100 million multiply-adds, of a set of 600 images."""
     data, world, asked = colours(600), worlds.join(), TrainConfig(data="noise", budget=seconds, baseline="no")
 
+    tried = set()
+
     def measure(config: TrainConfig) -> Costs:
+        tried.add(config.model)
         gmacs = summarize(zoo.config(config.model))["gmacs"]
         return Costs(image=10 * gmacs / 6, update=0.0, evaluated=gmacs / 10)
 
     config, reasons = complete(asked, data, world, None)
     config, reasons = budget.keep(asked, config, reasons, data, world, None, time.monotonic(), measure=measure)
     assert config.model == expected
+    assert len(tried) == measured  # no model is where a smaller one sees images too seldom
     (line,) = [line for line in reasons if line.startswith("model: ")]
     assert line.startswith(f"model: {expected}, ")
     assert ("a larger one" in line) == (expected != "hybrid-32px/8")

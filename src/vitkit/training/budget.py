@@ -259,8 +259,8 @@ def keep(
         return world.largest(time.monotonic() - started)[0]
 
     chooser = Chooser(config, _wanted(asked, config, data, task), costs_of, clock, open_size(asked, init, task))
-    larger = ""
-    for name in larger_models(asked, data.split("train"), task):  # while the next one still sees enough
+    larger, names = "", larger_models(asked, data.split("train"), task)
+    for name in names if names and chooser.cut(None).passes >= LARGER else ():  # while the next one sees enough
         bigger, lines = complete(asked, data, world, None, name)
         one = Chooser(bigger, _wanted(asked, bigger, data, task), costs_of, clock)
         if one.cut(None).passes < LARGER:
